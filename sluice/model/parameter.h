@@ -1,0 +1,38 @@
+// parameter.h - a named weight with its gradient. Read next: stage.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sluice/model/config.h"
+
+namespace sluice {
+
+/// How a parameter starts.
+enum class Init : std::uint8_t { kNormal, kOnes };
+
+/// Name, shape and rules of one parameter; the name is the Hugging Face tensor name and the only key
+/// used for initialisation and checkpoints.
+struct ParameterSpec {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  Init init = Init::kNormal;
+  double init_std = 0.02;
+  bool decayed = true;  // weight decay applies (matrices only)
+};
+
+/// A weight and its gradient accumulator, both contiguous and 64-byte aligned, owned by the stage.
+struct Parameter {
+  ParameterSpec spec;
+  at::Tensor value;     // the model's dtype
+  at::Tensor gradient;  // fp32 for bf16 models, else the model's dtype; zeroed by the optimizer
+};
+
+/// Fills `value` from (seed, spec.name) alone, with a counter-based generator of our own, so that
+/// every layout, thread count and torch version starts from the same model.
+void initialize(const ParameterSpec& spec, std::uint64_t seed, at::Tensor& value);
+
+}  // namespace sluice

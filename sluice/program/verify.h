@@ -1,0 +1,21 @@
+// verify.h - proves a Program correct without running it.
+#pragma once
+
+#include <vector>
+
+#include "sluice/program/program.h"
+
+namespace sluice {
+
+/// Everything wrong with `program`; empty when it is proved that
+///  1. it ends even when no send is buffered: a send completes only once its receive is posted,
+///     channels deliver in order, a compute pass waits for its dependencies, the issuing thread for
+///     nothing else (the walk is exhaustive since the actions of a lane have one order);
+///  2. every send has exactly one receive on the peer it names and the two agree on the pass, and
+///     both ends of a channel have the same order;
+///  3. every saved activation is used exactly once and freed: F, then B, or I and W;
+///  4. every gradient is complete before the optimizer: all B or W of the rank come before it.
+/// A deadlock is reported per rank: the action it stands at and what that waits for.
+std::vector<Problem> verify(const Program& program);
+
+}  // namespace sluice
