@@ -22,6 +22,8 @@ struct ParameterSpec {
   Init init = Init::kNormal;
   double init_std = 0.02;
   bool decayed = true;  // weight decay applies (matrices only)
+  std::string tied_to;  // not empty: the value is that of the parameter named here (tied embeddings);
+                        // initialised by that name, its gradient is added to that parameter's
 };
 
 /// A weight and its gradient accumulator, both contiguous and 64-byte aligned, owned by the stage.
