@@ -41,6 +41,7 @@ struct ScheduleInfo {
   std::string memory_formula;  // peak activations in units of one microbatch through the model
   std::string rules;           // rules on sizes
   int default_chunks = 1;
+  bool slices_itself = false;  // false: make_schedule() cuts each pass into slices in place
   std::function<Schedule(const ScheduleRequest&)> generate;
 };
 
@@ -50,7 +51,9 @@ const std::vector<ScheduleInfo>& schedule_library();
 /// The entry called `name`. Throws: InvalidArgument listing the valid names.
 const ScheduleInfo& find_schedule(std::string_view name);
 
-/// Generates `name` for the request, after the common checks (ranks, microbatches, chunks >= 1).
+/// Generates `name` for the request, after the common checks (ranks, microbatches, chunks, slices).
+/// With slices > 1 a schedule that does not know slices has each pass cut in place: F slice
+/// ascending, B, I and W slice descending.
 /// Throws: InvalidArgument with the rule and a value that would work.
 Schedule make_schedule(std::string_view name, const ScheduleRequest& request);
 
