@@ -23,8 +23,8 @@ struct Buffer {
 /// Forward carries activations, backward gradients; the two never share a queue.
 enum class Direction : std::uint8_t { kForward, kBackward };
 
-/// Names a message on its channel (source rank, destination rank, direction): the producing pass, for
-/// checks and for reports. Both ends must agree on it.
+/// Names a message on its channel (source rank, destination rank, direction): the producing pass,
+/// for checks and for reports. Both ends must agree on it.
 struct MessageTag {
   Direction direction = Direction::kForward;
   std::int32_t stage = 0;
@@ -37,12 +37,12 @@ struct MessageTag {
 /// "activations of stage 2, microbatch 0, slice 0".
 std::string to_string(const MessageTag& tag);
 
-/// One rank's end of the connection to all others. Channels (source, destination, direction) deliver
-/// in order; channels are independent. Sends never block; nothing may rest on buffering, so a send
-/// is over only when its receive was posted and the data taken.
-/// Threads: one thread per Transport, except abort(), which any thread may call.
-/// Errors: after abort(), or when a wait passes the time limit, every call throws CommError naming
-/// this rank, the peer and the message; the first abort reason wins.
+/// One rank's end of the connection to all others. Channels (source, destination, direction)
+/// deliver in order; channels are independent. Sends never block; nothing may rest on buffering, so
+/// a send is over only when its receive was posted and the data taken. Threads: one thread per
+/// Transport, except abort(), which any thread may call. Errors: after abort(), or when a wait
+/// passes the time limit, every call throws CommError naming this rank, the peer and the message;
+/// the first abort reason wins.
 class Transport {
  public:
   /// Handle of a posted send or receive. 0 is no operation.

@@ -1,0 +1,249 @@
+#include "sluice/runtime/engine.h"
+
+#include <ATen/ops/narrow.h>
+
+#include <utility>
+
+#include "sluice/common/errors.h"
+#include "sluice/runtime/allocator.h"
+#include "sluice/runtime/clock.h"
+#include "sluice/runtime/device.h"
+
+namespace sluice {
+
+/// Tensors of one (stage, microbatch, slice) on this rank.
+struct Engine::Unit {
+  at::Tensor input;   // boundary activations, from arrival until F
+  at::Tensor output;  // produced by F, until it is sent
+  at::Tensor dy;      // boundary gradient, from arrival until B or I
+  at::Tensor dx;      // produced by B or I, until it is sent
+  StageSaved saved;
+};
+
+namespace {
+
+bool is_backward(PassKind kind) {
+  return kind == PassKind::kBackward || kind == PassKind::kBackwardInput;
+}
+
+MessageTag tag_of(const Pass& producer) {
+  return {is_backward(producer.kind) ? Direction::kBackward : Direction::kForward, producer.stage,
+          producer.microbatch, producer.slice};
+}
+
+}  // namespace
+
+Engine::Engine(const Program& program, std::vector<Stage*> stages, Transport& transport,
+               MemoryLedger& ledger)
+    : program_(program),
+      rank_(transport.rank()),
+      stages_(std::move(stages)),
+      transport_(transport),
+      ledger_(ledger),
+      keep_([&ledger](const at::Tensor& tensor) {
+        charge_to(tensor, &ledger, MemoryClass::kActivations);
+      }),
+      device_(at::kCPU) {
+  const auto& own = program.placement.stages_of(rank_);
+  SLUICE_CHECK(transport.size() == program.num_ranks(), "{} ranks for a program of {}",
+               transport.size(), program.num_ranks());
+  SLUICE_CHECK(own.size() == stages_.size(), "rank {} has {} stages, the program has {}", rank_,
+               stages_.size(), own.size());
+  const std::size_t num_microbatches = static_cast<std::size_t>(program.num_microbatches);
+  units_.resize(own.size() * num_microbatches * static_cast<std::size_t>(program.num_slices));
+  contexts_.resize(own.size() * num_microbatches);
+  spans_.reserve(program.ranks[static_cast<std::size_t>(rank_)].actions.size());
+  if (!stages_.empty() && !stages_.front()->parameters().empty()) {
+    device_ = stages_.front()->parameters().front().value.device();
+  }
+}
+
+Engine::~Engine() = default;
+
+int Engine::chunk_of(int stage) const {
+  SLUICE_CHECK(program_.placement.rank_of(stage) == rank_, "stage {} is not on rank {}", stage,
+               rank_);
+  return program_.placement.chunk_of(stage);
+}
+
+Engine::Unit& Engine::unit(int stage, int microbatch, int slice) {
+  const auto index = (static_cast<std::size_t>(chunk_of(stage)) *
+                          static_cast<std::size_t>(program_.num_microbatches) +
+                      static_cast<std::size_t>(microbatch)) *
+                         static_cast<std::size_t>(program_.num_slices) +
+                     static_cast<std::size_t>(slice);
+  return units_[index];
+}
+
+at::Tensor Engine::slice_of(const at::Tensor& tensor_BT, int slice) const {
+  if (program_.num_slices == 1) return tensor_BT;
+  const std::int64_t length = tensor_BT.size(1) / program_.num_slices;
+  return tensor_BT.narrow(1, slice * length, length).contiguous();
+}
+
+std::vector<LossSum> Engine::run(const StepBatch& batch, const std::function<void()>& optimizer) {
+  const RankProgram& mine = program_.ranks[static_cast<std::size_t>(rank_)];
+  const LedgerScope scope(&ledger_, MemoryClass::kWorkspace);
+  spans_.clear();
+  losses_.assign(static_cast<std::size_t>(program_.num_microbatches * program_.num_slices), {});
+  for (auto& context : contexts_) context.num_slices = program_.num_slices;
+  std::vector<Transport::Ticket> tickets(mine.actions.size(), 0);
+
+  for (std::size_t k = 0; k < mine.actions.size(); ++k) {
+    const Action& action = mine.actions[k];
+    if (action.kind == ActionKind::kReceive) {
+      tickets[k] = transport_.post_receive(action.peer, tag_of(action.pass), {});
+      continue;
+    }
+    for (const std::int32_t dependency : mine.dependencies_of(k)) {
+      const Action& needed = mine.actions[static_cast<std::size_t>(dependency)];
+      if (needed.kind != ActionKind::kReceive) continue;  // ran inline before
+      receive(needed, std::exchange(tickets[static_cast<std::size_t>(dependency)], 0));
+    }
+    const std::int64_t begin = now_ns();
+    switch (action.kind) {
+      case ActionKind::kPass:
+        run_pass(action.pass, batch);
+        synchronize(device_);
+        break;
+      case ActionKind::kSend:
+        send(action);
+        break;
+      case ActionKind::kOptimizer:
+        check_step_is_clean();
+        optimizer();
+        synchronize(device_);
+        break;
+      case ActionKind::kReceive:
+        break;
+    }
+    spans_.push_back({action.kind, action.lane, action.peer, action.pass, begin, now_ns()});
+  }
+  const int last = program_.num_stages() - 1;
+  return program_.placement.rank_of(last) == rank_ ? std::exchange(losses_, {})
+                                                   : std::vector<LossSum>{};
+}
+
+void Engine::run_pass(const Pass& pass, const StepBatch& batch) {
+  switch (pass.kind) {
+    case PassKind::kForward:
+      return run_forward(pass, batch);
+    case PassKind::kBackward:
+    case PassKind::kBackwardInput:
+      return run_backward(pass, batch);
+    case PassKind::kBackwardWeight:
+      return stages_[static_cast<std::size_t>(chunk_of(pass.stage))]->backward_weight(
+          unit(pass.stage, pass.microbatch, pass.slice).saved);
+    default:
+      throw InternalError(fmt::format("the engine cannot run pass {}", to_string(pass, true)));
+  }
+}
+
+void Engine::run_forward(const Pass& pass, const StepBatch& batch) {
+  const int chunk = chunk_of(pass.stage);
+  Stage& stage = *stages_[static_cast<std::size_t>(chunk)];
+  Unit& mine = unit(pass.stage, pass.microbatch, pass.slice);
+  KeyValueContext& context =
+      contexts_[static_cast<std::size_t>(chunk * program_.num_microbatches + pass.microbatch)];
+  const auto microbatch = static_cast<std::size_t>(pass.microbatch);
+
+  StageInput input;
+  input.slice = pass.slice;
+  if (stage.layers().has_embedding) {
+    input.tokens_BT = slice_of(batch.tokens_BT.at(microbatch), pass.slice);
+    input.first_position = pass.slice * input.tokens_BT.size(1);
+  } else {
+    input.x_BTD = std::exchange(mine.input, {});
+    SLUICE_CHECK(input.x_BTD.defined(), "{} has no input", to_string(pass, true));
+    input.first_position = pass.slice * input.x_BTD.size(1);
+  }
+  if (stage.layers().has_head) {
+    input.targets_BT = slice_of(batch.targets_BT.at(microbatch), pass.slice);
+  }
+  at::Tensor y_BTD;
+  if (program_.forward_only) {
+    LossSum& loss = losses_[microbatch * static_cast<std::size_t>(program_.num_slices) +
+                            static_cast<std::size_t>(pass.slice)];
+    y_BTD = stage.evaluate(input, context, batch.loss, stage.layers().has_head ? &loss : nullptr);
+    if (pass.slice + 1 == program_.num_slices) context.layers.clear();
+  } else {
+    y_BTD = stage.forward(input, context, mine.saved, keep_);
+  }
+  if (!stage.layers().has_head) hand_over(pass, std::move(y_BTD));
+}
+
+void Engine::run_backward(const Pass& pass, const StepBatch& batch) {
+  const int chunk = chunk_of(pass.stage);
+  Stage& stage = *stages_[static_cast<std::size_t>(chunk)];
+  Unit& mine = unit(pass.stage, pass.microbatch, pass.slice);
+  KeyValueContext& context =
+      contexts_[static_cast<std::size_t>(chunk * program_.num_microbatches + pass.microbatch)];
+
+  at::Tensor dy_BTD = std::exchange(mine.dy, {});
+  SLUICE_CHECK(dy_BTD.defined() != stage.layers().has_head, "{} {} a gradient from above",
+               to_string(pass, true), dy_BTD.defined() ? "must not have" : "lacks");
+  LossSum* loss =
+      stage.layers().has_head
+          ? &losses_[static_cast<std::size_t>(pass.microbatch * program_.num_slices + pass.slice)]
+          : nullptr;
+  at::Tensor dx_BTD =
+      pass.kind == PassKind::kBackward
+          ? stage.backward(dy_BTD, batch.loss, context, mine.saved, keep_, loss)
+          : stage.backward_input(dy_BTD, batch.loss, context, mine.saved, keep_, loss);
+  dy_BTD.reset();
+  if (pass.slice == 0) context.layers.clear();
+  if (!stage.layers().has_embedding) hand_over(pass, std::move(dx_BTD));
+}
+
+void Engine::hand_over(const Pass& producer, at::Tensor tensor) {
+  SLUICE_CHECK(tensor.defined(), "{} produced nothing", to_string(producer, true));
+  charge_to(tensor, &ledger_, MemoryClass::kBoundary);
+  const bool backward = is_backward(producer.kind);
+  const int consumer = backward ? producer.stage - 1 : producer.stage + 1;
+  if (program_.placement.rank_of(consumer) == rank_) {
+    Unit& next = unit(consumer, producer.microbatch, producer.slice);
+    (backward ? next.dy : next.input) = std::move(tensor);
+  } else {
+    Unit& mine = unit(producer.stage, producer.microbatch, producer.slice);
+    (backward ? mine.dx : mine.output) = std::move(tensor);
+  }
+}
+
+void Engine::send(const Action& action) {
+  const Pass& producer = action.pass;
+  Unit& mine = unit(producer.stage, producer.microbatch, producer.slice);
+  at::Tensor tensor = std::exchange(is_backward(producer.kind) ? mine.dx : mine.output, {});
+  SLUICE_CHECK(tensor.defined(), "nothing to send for {}", to_string(producer, true));
+  // From here until the receiver takes it, the tensor belongs to the transport.
+  charge_to(tensor, nullptr, MemoryClass::kBoundary);
+  Buffer buffer;
+  buffer.data = static_cast<std::byte*>(tensor.data_ptr());
+  buffer.num_bytes = tensor.nbytes();
+  buffer.owner = std::make_shared<at::Tensor>(std::move(tensor));
+  transport_.wait_send(transport_.post_send(action.peer, tag_of(producer), std::move(buffer)));
+}
+
+void Engine::receive(const Action& action, Transport::Ticket ticket) {
+  const std::int64_t begin = now_ns();
+  Buffer buffer = transport_.wait_receive(ticket);
+  const Pass& producer = action.pass;
+  const bool backward = is_backward(producer.kind);
+  Unit& next =
+      unit(backward ? producer.stage - 1 : producer.stage + 1, producer.microbatch, producer.slice);
+  at::Tensor tensor = std::move(*static_cast<at::Tensor*>(buffer.owner.get()));
+  charge_to(tensor, &ledger_, MemoryClass::kBoundary);
+  (backward ? next.dy : next.input) = std::move(tensor);
+  spans_.push_back({action.kind, action.lane, action.peer, action.pass, begin, now_ns()});
+}
+
+void Engine::check_step_is_clean() const {
+  for (const Unit& held : units_) {
+    bool clean = !held.input.defined() && !held.output.defined() && !held.dy.defined() &&
+                 !held.dx.defined() && held.saved.embedding.tensors.empty() &&
+                 held.saved.head.tensors.empty();
+    for (const auto& layer : held.saved.layers) clean = clean && layer.tensors.empty();
+    SLUICE_CHECK(clean, "rank {} still holds tensors at the optimizer", rank_);
+  }
+}
+
+}  // namespace sluice

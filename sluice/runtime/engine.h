@@ -1,0 +1,79 @@
+// engine.h - runs one rank of a verified Program. Read next: train/trainer.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "sluice/comm/transport.h"
+#include "sluice/model/stage.h"
+#include "sluice/program/program.h"
+#include "sluice/runtime/ledger.h"
+#include "sluice/trace/timeline.h"
+
+namespace sluice {
+
+/// What a rank gets for one step: per microbatch the tokens (ranks with the embedding) and the
+/// targets (ranks with the output layer), [B, T] int64; empty on ranks that need none.
+struct StepBatch {
+  std::vector<at::Tensor> tokens_BT;
+  std::vector<at::Tensor> targets_BT;
+  LossOptions loss;
+};
+
+/// One rank's side of a step: the single loop that executes any Program over its stages. It knows
+/// no schedule by name; what runs is what the Program lists, in that order. Ownership: keeps
+/// references to program, stages, transport and ledger; all outlive it. Threads: one thread,
+/// prepared by RankThreadInit.
+class Engine {
+ public:
+  /// `stages` are this rank's stages in ascending stage order.
+  /// REQUIRES: verify(program) is empty. Throws: InternalError when stages do not fit the
+  /// placement.
+  Engine(const Program& program, std::vector<Stage*> stages, Transport& transport,
+         MemoryLedger& ledger);
+
+  /// Runs all actions once. Returns the loss sums per (microbatch, slice), index microbatch *
+  /// num_slices + slice, on the rank with the output layer; empty elsewhere. A forward-only program
+  /// evaluates. `optimizer` runs at the Program's optimizer action, when every gradient is
+  /// complete. Throws: CommError when a peer is lost (then the state of this step is gone: start
+  /// over from a checkpoint), InternalError when an invariant breaks.
+  std::vector<LossSum> run(const StepBatch& batch, const std::function<void()>& optimizer);
+
+  /// Spans of the last run: one per compute pass, per message (from post to hand-over) and for the
+  /// optimizer, in nanoseconds of now_ns(). Cheap, always recorded.
+  const std::vector<Span>& spans() const { return spans_; }
+
+ private:
+  struct Unit;  // what one (stage, microbatch, slice) holds between its actions
+
+  Unit& unit(int stage, int microbatch, int slice);
+  int chunk_of(int stage) const;
+  void run_pass(const Pass& pass, const StepBatch& batch);
+  void run_forward(const Pass& pass, const StepBatch& batch);
+  void run_backward(const Pass& pass, const StepBatch& batch);
+  void hand_over(const Pass& producer, at::Tensor tensor);
+  void send(const Action& action);
+  void receive(const Action& action, Transport::Ticket ticket);
+  at::Tensor slice_of(const at::Tensor& tensor_BT, int slice) const;
+  void check_step_is_clean() const;
+
+  const Program& program_;
+  const int rank_;
+  const std::vector<Stage*> stages_;
+  Transport& transport_;
+  MemoryLedger& ledger_;
+  const KeepTensor keep_;
+  std::vector<Unit> units_;                // chunk, microbatch, slice
+  std::vector<KeyValueContext> contexts_;  // chunk, microbatch
+  std::vector<LossSum> losses_;
+  std::vector<Span> spans_;
+  at::Device device_;
+
+ public:
+  ~Engine();
+};
+
+}  // namespace sluice
