@@ -31,6 +31,46 @@ std::vector<ScheduleInfo> build_library() {
                      .rules = "any p, any m; one stage per rank",
                      .default_chunks = 1,
                      .generate = make_1f1b});
+  library.push_back({.name = "interleaved",
+                     .summary = "1F1B over several chunks per rank: less bubble, more messages",
+                     .source = "Megatron-LM, arXiv 2104.04473",
+                     .bubble_formula = "(p-1)(F+B)/v",
+                     .memory_formula = "1 + (p-1)/(pv)",
+                     .rules = "any p, m, v; group p by default, any other is allowed",
+                     .default_chunks = 2,
+                     .generate = make_interleaved});
+  library.push_back({.name = "breadth-first",
+                     .summary = "GPipe over several chunks: one visit of each chunk per direction",
+                     .source = "arXiv 2211.05953",
+                     .bubble_formula = "(p-1)(F+B)/v",
+                     .memory_formula = "m/p",
+                     .rules = "any p, m, v",
+                     .default_chunks = 2,
+                     .generate = make_breadth_first});
+  library.push_back({.name = "dualpipe-v",
+                     .summary = "Forwards of one chunk beside backwards of the other",
+                     .source = "DeepSeek-V3, arXiv 2412.19437",
+                     .bubble_formula = "(p-1)(F+B-W)/2",
+                     .memory_formula = "1 + 1/(2p)",
+                     .rules = "any p, any m; two chunks per rank; made for m >= 2p",
+                     .default_chunks = 2,
+                     .generate = make_dualpipe_v});
+  library.push_back({.name = "gis",
+                     .summary = "Interleaved with a split backward: less memory and less bubble",
+                     .source = "PipeOffload, arXiv 2503.01328",
+                     .bubble_formula = "(p-1)(F+I)/v + (p-g)(v-1)(F+I-W)/v",
+                     .memory_formula = "(g(v-1)+p)/(vp)",
+                     .rules = "any p, m, v; group from ceil(p/2) to p, p by default",
+                     .default_chunks = 2,
+                     .generate = make_gis});
+  library.push_back({.name = "gis-h",
+                     .summary = "GIS with groups of half the ranks: about half the memory",
+                     .source = "PipeOffload, arXiv 2503.01328",
+                     .bubble_formula = "(p-1)(F+I)/v + (p-g)(v-1)(F+I-W)/v with g = ceil(p/2)",
+                     .memory_formula = "(g(v-1)+p)/(vp) with g = ceil(p/2)",
+                     .rules = "any p, m, v",
+                     .default_chunks = 2,
+                     .generate = make_gis_h});
   return library;
 }
 

@@ -63,8 +63,8 @@ struct Problem {
   std::string text;
 };
 
-/// Every problem of the schedule at once: missing, doubled or misplaced passes, unmet order within a
-/// rank (F before B or I, I before W, slices forward ascending and backward descending), gradient
+/// Every problem of the schedule at once: missing, doubled or misplaced passes, unmet order within
+/// a rank (F before B or I, I before W, slices forward ascending and backward descending), gradient
 /// order (the weight passes of a stage come microbatch ascending, slice descending), and deadlock
 /// across ranks. Empty when the schedule can run.
 std::vector<Problem> validate(const Schedule& schedule);

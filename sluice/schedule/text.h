@@ -8,8 +8,8 @@
 
 namespace sluice {
 
-/// One row per rank, one cell per pass ("2F0", or "2F0.3" when there is more than one slice). PyTorch
-/// reads it back when there is one slice and only F, B, I, W occur.
+/// One row per rank, one cell per pass ("2F0", or "2F0.3" when there is more than one slice).
+/// PyTorch reads it back when there is one slice and only F, B, I, W occur.
 std::string to_csv(const Schedule& schedule);
 
 /// Reads a schedule from CSV: cells trimmed, empty cells (idle steps) skipped, blank last line
