@@ -34,8 +34,15 @@ if(NOT TORCH_CXX11_ABI EQUAL 1)
 endif()
 message(STATUS "torch ${TORCH_VERSION} at ${TORCH_ROOT}")
 
+# The wheel carries the headers of a {fmt} of its own, of another version than the library that
+# everything links. This folder is searched before the wheel's and holds our {fmt} alone.
+find_path(SLUICE_FMT_INCLUDE fmt/core.h REQUIRED NO_CACHE)
+file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/fmt_first)
+file(CREATE_LINK ${SLUICE_FMT_INCLUDE}/fmt ${CMAKE_BINARY_DIR}/fmt_first/fmt SYMBOLIC)
+
 add_library(torch_lite INTERFACE)
-target_include_directories(torch_lite SYSTEM INTERFACE ${TORCH_ROOT}/include)
+target_include_directories(torch_lite SYSTEM INTERFACE ${CMAKE_BINARY_DIR}/fmt_first
+                           ${TORCH_ROOT}/include)
 target_compile_definitions(torch_lite INTERFACE USE_DISTRIBUTED AT_PER_OPERATOR_HEADERS)
 target_link_libraries(torch_lite INTERFACE
   -Wl,--no-as-needed ${TORCH_ROOT}/lib/libtorch.so -Wl,--as-needed

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests of a build folder and closes with one line that counts them.
+# Runs the tests of a build folder: failures in full, and one closing line that counts.
 #
 #   scripts/test.sh FOLDER [CTEST OPTION...]      e.g. scripts/test.sh build -L fast
 set -uo pipefail
@@ -7,19 +7,27 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 folder=$1
 shift
-results=$folder/test-results.xml
+results=$PWD/$folder/test-results.xml
 rm -f "$results"
-ctest --test-dir "$folder" --parallel "${JOBS:-2}" --no-tests=error --output-on-failure \
-  --output-junit "$(pwd)/$results" --quiet "$@"
-status=$?
-if [ ! -e "$results" ]; then
-  # ctest says why on a run that is not quiet.
-  ctest --test-dir "$folder" --no-tests=error "$@" | tail -n 5
-  echo "tests of $folder: none ran" >&2
-  exit 1
+arguments=(--test-dir "$folder" --parallel "${JOBS:-2}" --no-tests=error --output-on-failure
+  --output-junit "$results" "$@")
+start=$SECONDS
+if [ -t 1 ]; then
+  ctest --progress "${arguments[@]}"
+  status=$?
+else
+  # The lines of tests that passed say nothing that the count does not.
+  ctest "${arguments[@]}" | grep -vE '^ *(Start +[0-9]+:|[0-9]+/[0-9]+ Test .* Passed )'
+  status=${PIPESTATUS[0]}
 fi
-# Tests that failed were shown by --output-on-failure only on a run that is not quiet: run them again.
-if [ "$status" -ne 0 ]; then
-  ctest --test-dir "$folder" --rerun-failed --output-on-failure
+if [ -e "$results" ]; then
+  count() { tr '\n' ' ' <"$results" | grep -oE "$1=\"[0-9]+\"" | head -n 1 | tr -dc 0-9; }
+  failed=$(count failures)
+  skipped=$(($(count skipped) + $(count disabled)))
+  if [ "$status" -ne 0 ] && [ "$failed" -eq 0 ]; then
+    failed=$skipped skipped=0 # programs that were not built count as skipped in ctest's file
+  fi
+  echo "$folder: $((SECONDS - start)) seconds"
+  echo "$(($(count tests) - failed - skipped)) passed, $failed failed, $skipped skipped"
 fi
 exit "$status"
