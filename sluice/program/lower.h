@@ -1,4 +1,4 @@
-// lower.h - from a Schedule to a Program.
+// lower.h - from a Schedule to a Program. Read next: verify.h.
 #pragma once
 
 #include "sluice/program/program.h"
@@ -7,11 +7,14 @@ namespace sluice {
 
 /// Adds to the passes of `schedule` everything they need from elsewhere: after each producing pass
 /// its send, before each consuming pass its receive (early enough that both ends of a channel have
-/// the same order), the dependencies, and the optimizer at the end of each rank.
+/// the same order), the dependencies, and the optimizer at the end of each rank. Stages that are
+/// neighbours on one rank need no message, only a dependency.
 /// Dependencies of a pass: the receive or the local pass that makes its input (F(s) needs F(s-1);
 /// B(s), I(s) need B or I of s+1), its own forward (B, I), its own I (W), and with slices F of the
 /// slice before on the same stage, and B or I of the slice after.
-/// REQUIRES: validate(schedule) is empty. Throws: InternalError when it is not.
+/// REQUIRES: validate(schedule) is empty. Throws: InternalError for a pass that is missing,
+/// doubled, on the wrong rank, ahead of what it needs on its rank, or of a kind that is not lowered
+/// yet (E, G, S, T, D, U). A deadlock across ranks is left to verify().
 Program lower(const Schedule& schedule);
 
 }  // namespace sluice

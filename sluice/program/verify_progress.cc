@@ -1,0 +1,134 @@
+// The walk of verify(): does the program end when no send is buffered?
+#include <fmt/format.h>
+
+#include "sluice/program/verify_impl.h"
+
+namespace sluice {
+namespace {
+
+enum class State : std::uint8_t { kAhead, kPosted, kDone };
+
+// One rank's issuing thread.
+struct Walker {
+  std::size_t cursor = 0;
+  std::int32_t waits_for = -1;  // dependency that the pass at the cursor waits for
+  std::vector<State> states;
+};
+
+class Walk {
+ public:
+  explicit Walk(const Program& program) : program_(program), walkers_(program.ranks.size()) {
+    for (std::size_t r = 0; r < walkers_.size(); ++r) {
+      walkers_[r].states.assign(program.ranks[r].actions.size(), State::kAhead);
+    }
+  }
+
+  void run() {
+    for (int rank = program_.num_ranks() - 1; rank >= 0; --rank) ready_.push_back(rank);
+    while (!ready_.empty()) {
+      const int rank = ready_.back();
+      ready_.pop_back();
+      advance(rank);
+    }
+  }
+
+  void report(std::vector<Problem>& problems) const {
+    for (int rank = 0; rank < program_.num_ranks(); ++rank) {
+      const Walker& walker = walkers_[static_cast<std::size_t>(rank)];
+      const RankProgram& list = program_.ranks[static_cast<std::size_t>(rank)];
+      if (walker.cursor < list.actions.size()) {
+        problems.push_back({rank, static_cast<int>(walker.cursor), describe_stuck(rank)});
+      }
+      report_unfinished(rank, problems);
+    }
+  }
+
+ private:
+  // Walks the list until a pass has to wait. Posting a message never waits: check_contents() has
+  // seen to it that messages depend on passes alone, and those are done when the walk gets there.
+  void advance(int rank) {
+    Walker& walker = walkers_[static_cast<std::size_t>(rank)];
+    const RankProgram& list = program_.ranks[static_cast<std::size_t>(rank)];
+    walker.waits_for = -1;
+    for (; walker.cursor < list.actions.size(); ++walker.cursor) {
+      const Action& action = list.actions[walker.cursor];
+      if (action.kind == ActionKind::kSend || action.kind == ActionKind::kReceive) {
+        post(rank, walker.cursor);
+        continue;
+      }
+      for (const std::int32_t dependency : list.dependencies_of(walker.cursor)) {
+        if (walker.states[static_cast<std::size_t>(dependency)] != State::kDone) {
+          walker.waits_for = dependency;
+          return;
+        }
+      }
+      walker.states[walker.cursor] = State::kDone;
+    }
+  }
+
+  // A message is over for both ends once both have posted it. Channels deliver in order: that both
+  // ends post in one order is point 2, so the earlier messages of the channel are over by then.
+  void post(int rank, std::size_t at) {
+    const Action& action = program_.ranks[static_cast<std::size_t>(rank)].actions[at];
+    State& mine = walkers_[static_cast<std::size_t>(rank)].states[at];
+    mine = State::kPosted;
+    if (!is_matched(program_, rank, at)) return;
+    Walker& peer = walkers_[static_cast<std::size_t>(action.peer)];
+    State& theirs = peer.states[static_cast<std::size_t>(action.peer_action)];
+    if (theirs != State::kPosted) return;
+    mine = theirs = State::kDone;
+    if (peer.waits_for == action.peer_action) ready_.push_back(action.peer);
+  }
+
+  std::string describe_stuck(int rank) const {
+    const Walker& walker = walkers_[static_cast<std::size_t>(rank)];
+    const std::vector<Action>& actions = program_.ranks[static_cast<std::size_t>(rank)].actions;
+    const Action& wanted = actions[static_cast<std::size_t>(walker.waits_for)];
+    return fmt::format("deadlock: rank {} stands at {}, which waits for {}; {}", rank,
+                       text(actions[walker.cursor]), text(wanted),
+                       why_open(rank, static_cast<std::size_t>(walker.waits_for)));
+  }
+
+  // Why a posted message of `rank` is not over.
+  std::string why_open(int rank, std::size_t at) const {
+    const Action& action = program_.ranks[static_cast<std::size_t>(rank)].actions[at];
+    if (!is_matched(program_, rank, at)) return "no action of the peer answers it";
+    const Walker& peer = walkers_[static_cast<std::size_t>(action.peer)];
+    const std::vector<Action>& others =
+        program_.ranks[static_cast<std::size_t>(action.peer)].actions;
+    const Action& answer = others[static_cast<std::size_t>(action.peer_action)];
+    return fmt::format("rank {} comes to \"{}\" only after {}", action.peer, text(answer),
+                       text(others[peer.cursor]));
+  }
+
+  // A rank can reach its end and leave messages that nobody answers.
+  void report_unfinished(int rank, std::vector<Problem>& problems) const {
+    const Walker& walker = walkers_[static_cast<std::size_t>(rank)];
+    const RankProgram& list = program_.ranks[static_cast<std::size_t>(rank)];
+    if (walker.cursor < list.actions.size()) return;
+    for (std::size_t k = 0; k < walker.states.size(); ++k) {
+      if (walker.states[k] == State::kDone) continue;
+      problems.push_back({rank, static_cast<int>(k),
+                          fmt::format("{} of rank {} is never over: {}", text(list.actions[k]),
+                                      rank, why_open(rank, k))});
+    }
+  }
+
+  std::string text(const Action& action) const {
+    return to_string(action, program_.num_slices > 1);
+  }
+
+  const Program& program_;
+  std::vector<Walker> walkers_;
+  std::vector<int> ready_;
+};
+
+}  // namespace
+
+void check_progress(const Program& program, std::vector<Problem>& problems) {
+  Walk walk(program);
+  walk.run();
+  walk.report(problems);
+}
+
+}  // namespace sluice
