@@ -1,0 +1,43 @@
+// plan.h - from a RunConfig to what will run, with its predicted time and memory.
+// Read next: trainer.h.
+#pragma once
+
+#include <string>
+
+#include "sluice/model/layout.h"
+#include "sluice/program/program.h"
+#include "sluice/schedule/schedule.h"
+#include "sluice/sim/simulate.h"
+#include "sluice/train/config.h"
+
+namespace sluice {
+
+/// Everything that is decided before the first step. The Programs are verified.
+struct RunPlan {
+  Schedule schedule;
+  Program program;     // a training step
+  Program evaluation;  // the forwards of a validation step
+  Layout layout;
+  CostModel cost;  // what the prediction was made with
+  MemoryModel memory;
+  Simulation prediction;  // timeline, memory peaks
+};
+
+/// Plans the run: layers over stages, the schedule (planned with the stages' own costs), the
+/// Program, the simulation. Costs are the passes' FLOPs at `flops_per_second` of one rank.
+/// Throws: InvalidArgument for settings that do not fit each other, InternalError when a generated
+/// schedule fails its proof.
+RunPlan make_plan(const RunConfig& config, double flops_per_second);
+
+/// Costs of every (kind, stage) as measured: the median duration of its passes in `timeline` (in ns
+/// ticks). Kinds that did not run keep 0. REQUIRES: the timeline is of a run of `program`.
+CostModel measured_costs(const Timeline& timeline, const Program& program);
+
+/// The memory model of the plan's stages for one (microbatch, slice).
+MemoryModel memory_model(const ModelConfig& model, const Layout& layout, std::int64_t batch,
+                         std::int64_t tokens, int num_slices);
+
+/// The schedule picture, the layers of every stage, the predicted step time, bubble and memory.
+std::string describe(const RunPlan& plan, const RunConfig& config);
+
+}  // namespace sluice

@@ -1,0 +1,154 @@
+#include "sluice/train/rank_model.h"
+
+#include <ATen/ops/empty_like.h>
+
+#include <cmath>
+#include <map>
+
+#include "sluice/common/errors.h"
+#include "sluice/runtime/allocator.h"
+
+namespace sluice {
+namespace {
+
+/// Tied matrices travel outside the Program's passes, under a microbatch no pass has.
+MessageTag tied_tag(Direction direction, int last_stage) {
+  return {direction, direction == Direction::kBackward ? last_stage : 0, -1, 0};
+}
+
+void send_tensor(Transport& transport, int peer, const MessageTag& tag, const at::Tensor& tensor) {
+  Buffer buffer;
+  buffer.data = static_cast<std::byte*>(tensor.data_ptr());
+  buffer.num_bytes = tensor.nbytes();
+  buffer.owner = std::make_shared<at::Tensor>(tensor);
+  transport.wait_send(transport.post_send(peer, tag, std::move(buffer)));
+}
+
+at::Tensor receive_tensor(Transport& transport, int peer, const MessageTag& tag,
+                          const at::Tensor& like) {
+  Buffer destination;
+  if (transport.copies()) {
+    auto tensor = std::make_shared<at::Tensor>(at::empty_like(like));
+    destination = {tensor, static_cast<std::byte*>(tensor->data_ptr()), tensor->nbytes()};
+  }
+  const Buffer buffer =
+      transport.wait_receive(transport.post_receive(peer, tag, std::move(destination)));
+  return *static_cast<at::Tensor*>(buffer.owner.get());
+}
+
+}  // namespace
+
+RankModel::RankModel(const ModelConfig& config, const Layout& layout, const Placement& placement,
+                     int rank, at::Device device, std::uint64_t seed)
+    : tied_(config.tie_word_embeddings),
+      ledger_(std::make_unique<MemoryLedger>()),
+      embedding_rank_(placement.rank_of(0)),
+      head_rank_(placement.rank_of(placement.num_stages() - 1)),
+      num_stages_(placement.num_stages()) {
+  const LedgerScope scope(ledger_.get(), MemoryClass::kWorkspace);
+  // Parameters are numbered through the whole model, by name alone.
+  std::map<std::string, std::int64_t> order;
+  for (const StageLayers& layers : layout) {
+    for (const ParameterSpec& spec : parameter_specs(config, layers)) {
+      order.emplace(spec.name, static_cast<std::int64_t>(order.size()));
+    }
+  }
+  for (const int stage : placement.stages_of(rank)) {
+    stages_.push_back(
+        std::make_unique<Stage>(config, layout[static_cast<std::size_t>(stage)], device, seed));
+  }
+  for (auto& stage : stages_) {
+    for (Parameter& parameter : stage->parameters()) {
+      charge_to(parameter.gradient, ledger_.get(), MemoryClass::kGradients);
+      if (!parameter.spec.tied_to.empty()) {
+        tied_head_ = &parameter;
+        continue;
+      }
+      charge_to(parameter.value, ledger_.get(), MemoryClass::kWeights);
+      trained_.push_back({&parameter, {}, order.at(parameter.spec.name)});
+    }
+  }
+  if (config.tie_word_embeddings && rank == embedding_rank_) {
+    embedding_ = &stages_.front()->parameters().front();
+  }
+  if (tied_head_ != nullptr) {
+    // On the owner's rank both names are one tensor; the second storage is given back.
+    if (embedding_ != nullptr) tied_head_->value.set_(embedding_->value);
+    charge_to(tied_head_->value, ledger_.get(), MemoryClass::kWeights);
+  }
+  for (TrainedParameter& trained : trained_) {
+    trained.state = make_adam_state(*trained.parameter);
+    charge_to(trained.state.exp_avg, ledger_.get(), MemoryClass::kOptimizer);
+    charge_to(trained.state.exp_avg_sq, ledger_.get(), MemoryClass::kOptimizer);
+    charge_to(trained.state.master, ledger_.get(), MemoryClass::kOptimizer);
+  }
+}
+
+std::vector<Stage*> RankModel::stages() {
+  std::vector<Stage*> pointers;
+  for (auto& stage : stages_) pointers.push_back(stage.get());
+  return pointers;
+}
+
+void RankModel::sum_tied_gradients(Transport& transport) {
+  if (embedding_ == nullptr && tied_head_ == nullptr) return;
+  const MessageTag tag = tied_tag(Direction::kBackward, num_stages_ - 1);
+  if (embedding_ != nullptr && tied_head_ != nullptr) {
+    embedding_->gradient.add_(tied_head_->gradient);
+  } else if (embedding_ != nullptr) {
+    embedding_->gradient.add_(receive_tensor(transport, head_rank_, tag, embedding_->gradient));
+  } else {
+    send_tensor(transport, embedding_rank_, tag, tied_head_->gradient);
+  }
+}
+
+void RankModel::spread_tied(Transport& transport) {
+  if (!tied_ || embedding_rank_ == head_rank_) return;
+  const MessageTag tag = tied_tag(Direction::kForward, num_stages_ - 1);
+  if (embedding_ != nullptr) {
+    send_tensor(transport, head_rank_, tag, embedding_->value);
+  } else if (tied_head_ != nullptr) {
+    tied_head_->value.copy_(receive_tensor(transport, embedding_rank_, tag, tied_head_->value));
+  }
+  // The matrix was handed over by reference: nobody may change it before it was copied.
+  if (!transport.copies()) transport.barrier();
+}
+
+UpdateResult RankModel::update(Transport& transport, const AdamOptions& options,
+                               double learning_rate, double gradient_clip, std::int64_t step,
+                               const std::vector<double>& share) {
+  sum_tied_gradients(transport);
+
+  // [number of squares, (order, square) ..., share ...]
+  std::vector<double> mine{static_cast<double>(trained_.size())};
+  for (const TrainedParameter& trained : trained_) {
+    mine.push_back(static_cast<double>(trained.order));
+    mine.push_back(sum_squares(trained.parameter->gradient));
+  }
+  mine.insert(mine.end(), share.begin(), share.end());
+  const auto all = transport.all_gather(mine);
+
+  UpdateResult result;
+  std::map<std::int64_t, double> squares;
+  for (const auto& one : all) {
+    const auto count = static_cast<std::size_t>(one[0]);
+    for (std::size_t i = 0; i < count; ++i) {
+      squares[static_cast<std::int64_t>(one[1 + 2 * i])] = one[2 + 2 * i];
+    }
+    result.shared.emplace_back(one.begin() + 1 + 2 * static_cast<std::ptrdiff_t>(count), one.end());
+  }
+  double sum = 0.0;
+  for (const auto& [order, square] : squares) sum += square;
+  result.gradient_norm = std::sqrt(sum);
+  const double scale = gradient_clip > 0.0 && result.gradient_norm > gradient_clip
+                           ? gradient_clip / result.gradient_norm
+                           : 1.0;
+  for (TrainedParameter& trained : trained_) {
+    adamw_step(*trained.parameter, trained.state, options, learning_rate, scale, step);
+  }
+  if (tied_head_ != nullptr) tied_head_->gradient.zero_();
+  spread_tied(transport);
+  return result;
+}
+
+}  // namespace sluice

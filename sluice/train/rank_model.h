@@ -1,0 +1,75 @@
+// rank_model.h - the stages one rank trains, and the step from complete gradients to new weights.
+// Read next: trainer.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sluice/comm/transport.h"
+#include "sluice/model/layout.h"
+#include "sluice/model/stage.h"
+#include "sluice/runtime/ledger.h"
+#include "sluice/schedule/schedule.h"
+#include "sluice/train/optimizer.h"
+
+namespace sluice {
+
+/// A parameter that this rank updates: the weight with its gradient and optimizer state. `order` is
+/// its place in the whole model (embedding, layers, final norm, output layer), the same in every
+/// layout; sums over parameters run in that order.
+struct TrainedParameter {
+  Parameter* parameter = nullptr;
+  AdamState state;
+  std::int64_t order = 0;
+};
+
+/// What the ranks agree on after a step.
+struct UpdateResult {
+  double gradient_norm = 0.0;               // of the whole model, before clipping
+  std::vector<std::vector<double>> shared;  // every rank's `share`, by rank
+};
+
+/// One rank's stages, their optimizer state and the ledger all of it is charged to.
+/// Tied embeddings: the rank with the embedding owns the matrix. The output layer's gradient is a
+/// sum of its own on every layout and is added once per step, so that all layouts add in one order;
+/// on one rank the two share the value, on two the owner sends the new value back. Threads: used by
+/// its rank's thread; the ledger may be read by any.
+class RankModel {
+ public:
+  /// Allocates and initialises the stages of `rank` by (seed, parameter name).
+  RankModel(const ModelConfig& config, const Layout& layout, const Placement& placement, int rank,
+            at::Device device, std::uint64_t seed);
+
+  MemoryLedger& ledger() { return *ledger_; }
+  const MemoryLedger& ledger() const { return *ledger_; }
+  std::vector<Stage*> stages();
+  /// The parameters this rank updates, in model order. A tied output layer is not among them.
+  std::vector<TrainedParameter>& trained() { return trained_; }
+
+  /// Sums the gradients of tied parameters, clips by the global norm (over all ranks, in model
+  /// order), applies AdamW with `rate` and zeroes the gradients. `share` travels with the norm and
+  /// comes back from every rank. All ranks call it together.
+  UpdateResult update(Transport& transport, const AdamOptions& options, double learning_rate,
+                      double gradient_clip, std::int64_t step, const std::vector<double>& share);
+
+  /// After weights were loaded: gives a tied output layer on another rank than the embedding the
+  /// embedding's value. All ranks call it together.
+  void spread_tied(Transport& transport);
+
+ private:
+  void sum_tied_gradients(Transport& transport);
+
+  bool tied_;
+  std::unique_ptr<MemoryLedger> ledger_;  // before the tensors it counts
+  std::vector<std::unique_ptr<Stage>> stages_;
+  std::vector<TrainedParameter> trained_;
+  Parameter* embedding_ = nullptr;  // tied models: the owner's matrix, if here
+  Parameter* tied_head_ = nullptr;  // tied models: the output layer's, if here
+  int embedding_rank_ = 0;
+  int head_rank_ = 0;
+  int num_stages_ = 0;
+};
+
+}  // namespace sluice
