@@ -81,13 +81,14 @@ at::Tensor Engine::slice_of(const at::Tensor& tensor_BT, int slice) const {
   return tensor_BT.narrow(1, slice * length, length).contiguous();
 }
 
-std::vector<LossSum> Engine::run(const StepBatch& batch, const std::function<void()>& optimizer) {
+std::vector<LossSum> Engine::run(const StepBatch& batch, const Optimizer& optimizer) {
   const RankProgram& mine = program_.ranks[static_cast<std::size_t>(rank_)];
   const LedgerScope scope(&ledger_, MemoryClass::kWorkspace);
   spans_.clear();
   losses_.assign(static_cast<std::size_t>(program_.num_microbatches * program_.num_slices), {});
   for (auto& context : contexts_) context.num_slices = program_.num_slices;
   std::vector<Transport::Ticket> tickets(mine.actions.size(), 0);
+  const bool has_head = program_.placement.rank_of(program_.num_stages() - 1) == rank_;
 
   for (std::size_t k = 0; k < mine.actions.size(); ++k) {
     const Action& action = mine.actions[k];
@@ -111,7 +112,7 @@ std::vector<LossSum> Engine::run(const StepBatch& batch, const std::function<voi
         break;
       case ActionKind::kOptimizer:
         check_step_is_clean();
-        optimizer();
+        optimizer(has_head ? losses_ : std::vector<LossSum>{});
         synchronize(device_);
         break;
       case ActionKind::kReceive:
@@ -119,9 +120,7 @@ std::vector<LossSum> Engine::run(const StepBatch& batch, const std::function<voi
     }
     spans_.push_back({action.kind, action.lane, action.peer, action.pass, begin, now_ns()});
   }
-  const int last = program_.num_stages() - 1;
-  return program_.placement.rank_of(last) == rank_ ? std::exchange(losses_, {})
-                                                   : std::vector<LossSum>{};
+  return has_head ? std::exchange(losses_, {}) : std::vector<LossSum>{};
 }
 
 void Engine::run_pass(const Pass& pass, const StepBatch& batch) {

@@ -34,13 +34,15 @@ class Engine {
   /// placement.
   Engine(const Program& program, std::vector<Stage*> stages, Transport& transport,
          MemoryLedger& ledger);
+  ~Engine();
 
   /// Runs all actions once. Returns the loss sums per (microbatch, slice), index microbatch *
   /// num_slices + slice, on the rank with the output layer; empty elsewhere. A forward-only program
   /// evaluates. `optimizer` runs at the Program's optimizer action, when every gradient is
   /// complete. Throws: CommError when a peer is lost (then the state of this step is gone: start
   /// over from a checkpoint), InternalError when an invariant breaks.
-  std::vector<LossSum> run(const StepBatch& batch, const std::function<void()>& optimizer);
+  using Optimizer = std::function<void(const std::vector<LossSum>& losses)>;
+  std::vector<LossSum> run(const StepBatch& batch, const Optimizer& optimizer);
 
   /// Spans of the last run: one per compute pass, per message (from post to hand-over) and for the
   /// optimizer, in nanoseconds of now_ns(). Cheap, always recorded.
@@ -71,9 +73,6 @@ class Engine {
   std::vector<LossSum> losses_;
   std::vector<Span> spans_;
   at::Device device_;
-
- public:
-  ~Engine();
 };
 
 }  // namespace sluice
