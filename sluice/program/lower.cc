@@ -13,8 +13,8 @@ namespace {
 struct Channel {
   std::int32_t source = kNoAction;
   std::int32_t destination = kNoAction;
-  std::vector<Pass> messages;
-  std::size_t num_received = 0;  // messages whose receive has been placed
+  std::vector<std::uint32_t> messages;  // index in the grid * 2, + 1 for the output of an I
+  std::size_t num_received = 0;         // messages whose receive has been placed
 };
 
 class Lowering {
@@ -88,7 +88,10 @@ class Lowering {
     for (const Pass& pass : schedule_.ranks[static_cast<std::size_t>(rank)]) {
       check_pass(rank, pass);
       if (pass.kind == PassKind::kBackwardWeight) continue;
-      if (Channel* channel = output_channel(pass)) channel->messages.push_back(pass);
+      if (Channel* channel = output_channel(pass)) {
+        channel->messages.push_back(static_cast<std::uint32_t>(
+            2 * grid_.index(pass) + (pass.kind == PassKind::kBackwardInput ? 1 : 0)));
+      }
     }
   }
 
@@ -225,7 +228,15 @@ class Lowering {
     while (places_[producer].receive[direction] == kNoAction) {
       SLUICE_CHECK(channel.num_received < channel.messages.size(),
                    "nobody produces the input of {}", describe(pass));
-      emit_receive(out, channel, channel.messages[channel.num_received++]);
+      const std::uint32_t message = channel.messages[channel.num_received++];
+      const PassKind kind = direction == 0     ? PassKind::kForward
+                            : message % 2 == 1 ? PassKind::kBackwardInput
+                                               : PassKind::kBackward;
+      if (message / 2 == producer) {  // nearly always: spares the divisions of pass_at()
+        emit_receive(out, channel, {kind, producer_stage, pass.microbatch, pass.slice});
+      } else {
+        emit_receive(out, channel, grid_.pass_at(message / 2, kind));
+      }
     }
     return places_[producer].receive[direction];
   }

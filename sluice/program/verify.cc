@@ -39,20 +39,6 @@ bool check_shape(const RankProgram& program, int rank, std::vector<Problem>& pro
 
 }  // namespace
 
-bool is_matched(const Program& program, int rank, std::size_t action) {
-  const Action& mine = program.ranks[static_cast<std::size_t>(rank)].actions[action];
-  if (mine.peer < 0 || mine.peer >= program.num_ranks() || mine.peer == rank) return false;
-  const std::vector<Action>& others = program.ranks[static_cast<std::size_t>(mine.peer)].actions;
-  if (mine.peer_action < 0 || static_cast<std::size_t>(mine.peer_action) >= others.size()) {
-    return false;
-  }
-  const Action& other = others[static_cast<std::size_t>(mine.peer_action)];
-  const ActionKind wanted =
-      mine.kind == ActionKind::kSend ? ActionKind::kReceive : ActionKind::kSend;
-  return other.kind == wanted && other.peer == rank &&
-         other.peer_action == static_cast<std::int32_t>(action) && other.pass == mine.pass;
-}
-
 std::vector<Problem> verify(const Program& program) {
   std::vector<Problem> problems;
   if (static_cast<int>(program.ranks.size()) != program.num_ranks()) {
@@ -73,8 +59,8 @@ std::vector<Problem> verify(const Program& program) {
     good &= check_shape(program.ranks[static_cast<std::size_t>(rank)], rank, problems);
   }
   if (!good) return problems;
-  check_contents(program, problems);
-  check_progress(program, problems);
+  const Matched matched = check_contents(program, problems);
+  check_progress(program, matched, problems);
   return problems;
 }
 

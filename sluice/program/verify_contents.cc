@@ -19,10 +19,13 @@ class Contents {
         grid_{program.num_stages(), program.num_microbatches, program.num_slices},
         problems_(problems),
         places_(grid_.size()),
-        last_on_channel_(2 * program.ranks.size()) {}
+        last_on_channel_(2 * program.ranks.size()) {
+    for (const RankProgram& rank : program.ranks) matched_.emplace_back(rank.actions.size(), 0);
+  }
 
-  void run() {
+  Matched run() {
     for (int rank = 0; rank < program_.num_ranks(); ++rank) read_rank(rank);
+    for (int rank = 0; rank < program_.num_ranks(); ++rank) report_unmatched(rank);
     Pass forward;  // counted along instead of divided out of the index
     std::size_t at = 0;
     for (forward.stage = 0; forward.stage < grid_.num_stages; ++forward.stage) {
@@ -33,6 +36,7 @@ class Contents {
         }
       }
     }
+    return std::move(matched_);
   }
 
  private:
@@ -151,8 +155,32 @@ class Contents {
     if (slot != kNoAction) return add(rank, k, "\"{}\" stands twice", text(action));
     slot = static_cast<std::int32_t>(k);
     check_message_dependencies(rank, k);
-    if (!is_matched(program_, rank, k)) return add(rank, k, "{}", describe_mismatch(rank, k));
-    if (sends) check_channel_order(rank, k, direction);
+    if (!sends || !is_answered(rank, k)) return;
+    matched_[position(rank)][k] = 1;
+    matched_[position(action.peer)][position(action.peer_action)] = 1;
+    check_channel_order(rank, k, direction);
+  }
+
+  // Whether the receive that the send at `k` names says the same of it.
+  bool is_answered(int rank, std::size_t k) const {
+    const Action& send = actions(rank)[k];
+    const std::vector<Action>& others = actions(send.peer);
+    if (send.peer_action < 0 || position(send.peer_action) >= others.size()) return false;
+    const Action& receive = others[position(send.peer_action)];
+    __builtin_prefetch(&receive + 24);  // near the answers to the next sends
+    return receive.kind == ActionKind::kReceive && receive.peer == rank &&
+           receive.peer_action == static_cast<std::int32_t>(k) && receive.pass == send.pass;
+  }
+
+  void report_unmatched(int rank) {
+    const std::vector<Action>& list = actions(rank);
+    const std::vector<std::uint8_t>& matched = matched_[position(rank)];
+    for (std::size_t k = 0; k < list.size(); ++k) {
+      if (matched[k] != 0) continue;
+      const bool is_message =
+          list[k].kind == ActionKind::kSend || list[k].kind == ActionKind::kReceive;
+      if (is_message) add(rank, k, "{}", describe_mismatch(rank, k));
+    }
   }
 
   void check_message_lane(int rank, std::size_t k) {
@@ -188,15 +216,16 @@ class Contents {
 
   std::string describe_mismatch(int rank, std::size_t k) const {
     const Action& action = actions(rank)[k];
-    const std::vector<Action>& others = actions(action.peer);
     const char* answer = action.kind == ActionKind::kSend ? "receive" : "send";
-    if (action.peer_action < 0 || position(action.peer_action) >= others.size()) {
+    const bool is_rank = action.peer >= 0 && action.peer < program_.num_ranks();
+    if (!is_rank || action.peer_action < 0 ||
+        position(action.peer_action) >= actions(action.peer).size()) {
       return fmt::format("\"{}\" of rank {} has no {} on rank {}", text(action), rank, answer,
                          action.peer);
     }
     return fmt::format("\"{}\" of rank {} names as its {} action {} of rank {}, which is \"{}\"",
                        text(action), rank, answer, action.peer_action, action.peer,
-                       text(others[position(action.peer_action)]));
+                       text(actions(action.peer)[position(action.peer_action)]));
   }
 
   // Sends are read in order, so their receives must come in ascending order on the peer.
@@ -347,13 +376,14 @@ class Contents {
   const PassGrid grid_;
   std::vector<Problem>& problems_;
   std::vector<PassPlaces> places_;
+  Matched matched_;
   std::vector<std::int32_t> last_on_channel_;  // per peer and direction, of the rank being read
 };
 
 }  // namespace
 
-void check_contents(const Program& program, std::vector<Problem>& problems) {
-  Contents(program, problems).run();
+Matched check_contents(const Program& program, std::vector<Problem>& problems) {
+  return Contents(program, problems).run();
 }
 
 }  // namespace sluice

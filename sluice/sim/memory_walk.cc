@@ -1,0 +1,121 @@
+#include "sluice/sim/memory_walk.h"
+
+#include <algorithm>
+
+#include "sluice/common/errors.h"
+
+namespace sluice {
+
+MemoryWalk::MemoryWalk(const Program& program, const MemoryModel& model, int rank)
+    : model_(model),
+      keeps_saved_(!program.forward_only),
+      forward_(model.stages.size()),
+      backward_(model.stages.size()) {
+  const Placement& placement = program.placement;
+  SLUICE_CHECK(static_cast<int>(model.stages.size()) == placement.num_stages(),
+               "{} stages in the memory model, {} in the program", model.stages.size(),
+               placement.num_stages());
+  for (const int stage : placement.stages_of(rank)) {
+    const auto s = static_cast<std::size_t>(stage);
+    const StageMemory& memory = model.stages[s];
+    live(MemoryClass::kWeights) += memory.weights;
+    live(MemoryClass::kGradients) += memory.gradients;
+    live(MemoryClass::kOptimizer) += memory.optimizer;
+    // A boundary tensor and its gradient have the same size.
+    if (stage > 0) {
+      const bool local = placement.rank_of(stage - 1) == rank;
+      (local ? forward_[s].taken : forward_[s].received) =
+          local ? model.stages[s - 1].boundary_output : memory.boundary_input;
+      backward_[s].made = memory.boundary_input;
+      backward_[s].made_for_other = !local;
+    }
+    if (stage + 1 < placement.num_stages()) {
+      const bool local = placement.rank_of(stage + 1) == rank;
+      (local ? backward_[s].taken : backward_[s].received) =
+          local ? model.stages[s + 1].boundary_input : memory.boundary_output;
+      forward_[s].made = memory.boundary_output;
+      forward_[s].made_for_other = !local;
+    }
+  }
+  note_peaks();
+}
+
+const MemoryWalk::Flow& MemoryWalk::flow_of(const Pass& pass) const {
+  static constexpr Flow kNothing;
+  const auto stage = static_cast<std::size_t>(pass.stage);
+  switch (pass.kind) {
+    case PassKind::kForward:
+      return forward_[stage];
+    case PassKind::kBackward:
+    case PassKind::kBackwardInput:
+      return backward_[stage];
+    default:
+      return kNothing;
+  }
+}
+
+std::int64_t MemoryWalk::workspace_of(const Pass& pass) const {
+  const StageMemory& memory = stage_of(pass);
+  switch (pass.kind) {
+    case PassKind::kForward:
+      return memory.workspace_forward;
+    case PassKind::kBackward:
+      return memory.workspace_backward;
+    case PassKind::kBackwardInput:
+      return memory.workspace_backward_input;
+    case PassKind::kBackwardWeight:
+      return memory.workspace_backward_weight;
+    default:
+      return 0;
+  }
+}
+
+void MemoryWalk::begin(const Pass& pass) {
+  live(MemoryClass::kBoundary) += flow_of(pass).received;
+  live(MemoryClass::kWorkspace) += workspace_of(pass);
+  note_peaks();
+}
+
+void MemoryWalk::end(const Pass& pass) {
+  const StageMemory& memory = stage_of(pass);
+  const Flow& flow = flow_of(pass);
+  live(MemoryClass::kWorkspace) -= workspace_of(pass);
+  live(MemoryClass::kBoundary) += flow.made - flow.received - flow.taken;
+  std::int64_t& saved = live(MemoryClass::kActivations);
+  switch (pass.kind) {
+    case PassKind::kForward:
+      if (keeps_saved_) saved += memory.saved;
+      break;
+    case PassKind::kBackward:
+      saved -= memory.saved;
+      break;
+    case PassKind::kBackwardInput:
+      saved += memory.saved_for_weight - memory.saved;
+      break;
+    case PassKind::kBackwardWeight:
+      saved -= memory.saved_for_weight;
+      break;
+    default:
+      break;
+  }
+  note_peaks();
+}
+
+bool MemoryWalk::post(const Pass& pass) {
+  const Flow& flow = flow_of(pass);
+  if (!flow.made_for_other || flow.made == 0) return false;
+  live(MemoryClass::kBoundary) -= flow.made;
+  return true;
+}
+
+void MemoryWalk::note_peaks() {
+  for (std::size_t c = 0; c < bytes_.size(); ++c) {
+    peaks_.by_class[c] = std::max(peaks_.by_class[c], bytes_[c]);
+  }
+  if (const std::int64_t total = total_bytes(bytes_); total > peaks_.total) {
+    peaks_.total = total;
+    peaks_.at_total_peak = bytes_;
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,57 @@
+// memory_walk.h - follows one rank's bytes by class through its passes. Rules: docs/memory.md.
+#pragma once
+
+#include <vector>
+
+#include "sluice/program/program.h"
+#include "sluice/sim/memory_model.h"
+#include "sluice/trace/memory.h"
+
+namespace sluice {
+
+/// Live bytes of one rank while its passes run in order. Times play no part: what is live follows
+/// from the order of the rank's own compute lane alone.
+/// Ownership: keeps references to the program and the model.
+class MemoryWalk {
+ public:
+  /// REQUIRES: one entry in `model` per stage.
+  MemoryWalk(const Program& program, const MemoryModel& model, int rank);
+
+  /// The pass starts: what it received from another rank and its workspace become live.
+  void begin(const Pass& pass);
+  /// The pass ends: workspace and consumed inputs go, what it saves and makes comes.
+  void end(const Pass& pass);
+  /// The pass's output is on its way, when it goes to another rank. Returns whether bytes changed.
+  bool post(const Pass& pass);
+
+  const BytesByClass& bytes() const { return bytes_; }
+  const MemoryPeaks& peaks() const { return peaks_; }
+
+ private:
+  // What a pass of one stage and direction takes from, and leaves for, other stages.
+  struct Flow {
+    std::int64_t received = 0;    // input bytes that come from another rank
+    std::int64_t taken = 0;       // input bytes that a pass of this rank left
+    std::int64_t made = 0;        // output bytes
+    bool made_for_other = false;  // another rank takes the output
+  };
+
+  std::int64_t& live(MemoryClass memory_class) {
+    return bytes_[static_cast<std::size_t>(memory_class)];
+  }
+  const StageMemory& stage_of(const Pass& pass) const {
+    return model_.stages[static_cast<std::size_t>(pass.stage)];
+  }
+  const Flow& flow_of(const Pass& pass) const;
+  std::int64_t workspace_of(const Pass& pass) const;
+  void note_peaks();
+
+  const MemoryModel& model_;
+  bool keeps_saved_;
+  std::vector<Flow> forward_;   // per stage
+  std::vector<Flow> backward_;  // per stage
+  BytesByClass bytes_{};
+  MemoryPeaks peaks_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,288 @@
+#include "sluice/sim/simulate.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "sluice/common/errors.h"
+#include "sluice/sim/memory_walk.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::int64_t kUnknown = -1;
+
+// One rank's place in its list and what has been counted on the way.
+struct RankState {
+  std::size_t cursor = 0;
+  std::size_t waits_for = std::numeric_limits<std::size_t>::max();  // a send, as index into ends
+  std::int64_t compute_free = 0;
+  std::int64_t first_begin = kUnknown;
+  std::int64_t last_end = 0;
+  std::int64_t busy = 0;
+  std::int64_t saved = 0;
+  std::int64_t peak_saved = 0;
+  std::int64_t saved_until_input = 0;
+  std::int64_t peak_until_input = 0;
+};
+
+// Walks each rank's list as far as its inputs are known, again when a message that it waits for has
+// been sent. Every action has one end time however the ranks take turns: a longest path.
+class LongestPath {
+ public:
+  LongestPath(const Program& program, const CostModel& cost)
+      : program_(program), cost_(cost), states_(program.ranks.size()) {
+    std::size_t num_actions = 0;
+    for (const RankProgram& rank : program.ranks) {
+      base_.push_back(num_actions);
+      num_actions += rank.actions.size();
+    }
+    ends_.assign(num_actions, kUnknown);
+    if (cost.messages_occupy_link) {
+      link_free_.assign(2 * program.ranks.size() * program.ranks.size(), 0);
+    }
+  }
+
+  void run() {
+    for (std::size_t rank = states_.size(); rank-- > 0;) ready_.push_back(rank);
+    while (!ready_.empty()) {
+      const std::size_t rank = ready_.back();
+      ready_.pop_back();
+      advance(rank);
+    }
+    for (std::size_t rank = 0; rank < states_.size(); ++rank) {
+      const std::vector<Action>& actions = program_.ranks[rank].actions;
+      SLUICE_CHECK(states_[rank].cursor == actions.size(),
+                   "rank {} can never run {}: the program has a cycle", rank,
+                   to_string(actions[states_[rank].cursor]));
+    }
+  }
+
+  const RankState& state(std::size_t rank) const { return states_[rank]; }
+
+  // End of an action, or arrival of a message.
+  std::int64_t end_of(std::size_t rank, std::size_t action) const {
+    const Action& what = program_.ranks[rank].actions[action];
+    return what.kind == ActionKind::kReceive ? ends_[send_of(what)] : ends_[base_[rank] + action];
+  }
+
+ private:
+  std::size_t send_of(const Action& receive) const {
+    return base_[static_cast<std::size_t>(receive.peer)] +
+           static_cast<std::size_t>(receive.peer_action);
+  }
+
+  void advance(std::size_t rank) {
+    RankState& state = states_[rank];
+    const RankProgram& list = program_.ranks[rank];
+    const std::size_t num_actions = list.actions.size();
+    std::int64_t* ends = ends_.data() + base_[rank];
+    for (; state.cursor < num_actions; ++state.cursor) {
+      const Action& action = list.actions[state.cursor];
+      // A receive may wait for a long time without holding up the list: its consumer asks for it.
+      if (action.kind == ActionKind::kReceive) continue;
+      std::int64_t begin = 0;
+      for (const std::int32_t d : list.dependencies_of(state.cursor)) {
+        const auto dependency = static_cast<std::size_t>(d);
+        std::int64_t end = ends[dependency];
+        if (end == kUnknown) {
+          const std::size_t send = send_of(list.actions[dependency]);
+          SLUICE_CHECK(send < ends_.size(), "{} has no sender",
+                       to_string(list.actions[dependency]));
+          end = ends_[send];
+          if (end == kUnknown) {
+            state.waits_for = send;
+            return prefetch(list, state.cursor, ends);
+          }
+        }
+        begin = std::max(begin, end);
+      }
+      if (action.kind == ActionKind::kSend) {
+        ends[state.cursor] = send(rank, action, begin);
+        RankState& peer = states_[static_cast<std::size_t>(action.peer)];
+        if (peer.waits_for == base_[rank] + state.cursor) {
+          peer.waits_for = std::numeric_limits<std::size_t>::max();
+          ready_.push_back(static_cast<std::size_t>(action.peer));
+        }
+      } else {
+        ends[state.cursor] = compute(state, action, std::max(begin, state.compute_free));
+      }
+    }
+  }
+
+  // Many ranks take turns, and each has its own place in memory: fetch what its next turn reads.
+  static void prefetch(const RankProgram& list, std::size_t cursor, const std::int64_t* ends) {
+    const auto* actions = reinterpret_cast<const char*>(list.actions.data() + cursor);
+    for (int line = 1; line < 6; ++line) __builtin_prefetch(actions + 64 * line);
+    __builtin_prefetch(list.dependency_begin.data() + cursor + 16);
+    __builtin_prefetch(list.dependencies.data() + list.dependency_begin[cursor] + 16);
+    __builtin_prefetch(ends + cursor + 8, 1);
+  }
+
+  std::int64_t send(std::size_t rank, const Action& action, std::int64_t begin) {
+    if (link_free_.empty()) return begin + cost_.message_ticks;
+    const std::size_t direction = action.lane == Lane::kSendForward ? 0 : 1;
+    std::int64_t& link =
+        link_free_[2 * (rank * states_.size() + static_cast<std::size_t>(action.peer)) + direction];
+    return link = std::max(begin, link) + cost_.message_ticks;
+  }
+
+  std::int64_t compute(RankState& state, const Action& action, std::int64_t begin) {
+    if (action.kind == ActionKind::kOptimizer) return begin;
+    const std::int64_t duration = cost_.duration(action.pass);
+    if (state.first_begin == kUnknown) state.first_begin = begin;
+    state.busy += duration;
+    state.compute_free = state.last_end = begin + duration;
+    count_saved(state, action.pass.kind);
+    return state.compute_free;
+  }
+
+  static void count_saved(RankState& state, PassKind kind) {
+    switch (kind) {
+      case PassKind::kForward:
+        state.peak_saved = std::max(state.peak_saved, ++state.saved);
+        state.peak_until_input = std::max(state.peak_until_input, ++state.saved_until_input);
+        break;
+      case PassKind::kBackward:
+        --state.saved;
+        --state.saved_until_input;
+        break;
+      case PassKind::kBackwardInput:
+        --state.saved_until_input;
+        break;
+      case PassKind::kBackwardWeight:
+        --state.saved;
+        break;
+      default:
+        break;
+    }
+  }
+
+  const Program& program_;
+  const CostModel& cost_;
+  std::vector<RankState> states_;
+  std::vector<std::size_t> base_;  // of each rank's actions in ends_
+  std::vector<std::int64_t> ends_;
+  std::vector<std::int64_t> link_free_;  // per (source, destination, direction)
+  std::vector<std::size_t> ready_;
+};
+
+// No path is longer than all passes and messages one after the other.
+void check_range(const Program& program, const CostModel& cost) {
+  SLUICE_CHECK(cost.num_stages == program.num_stages() && cost.num_slices == program.num_slices,
+               "costs for {} stages and {} slices, program of {} and {}", cost.num_stages,
+               cost.num_slices, program.num_stages(), program.num_slices);
+  double total = 0.0;
+  for (const std::vector<std::int64_t>& row : cost.ticks) {
+    for (const std::int64_t ticks : row) {
+      SLUICE_CHECK(ticks >= 0, "a pass takes {} ticks", ticks);
+      total += static_cast<double>(ticks);
+    }
+  }
+  SLUICE_CHECK(cost.message_ticks >= 0, "a message takes {} ticks", cost.message_ticks);
+  total += 2.0 * static_cast<double>(cost.message_ticks) * cost.num_stages * cost.num_slices;
+  if (total * program.num_microbatches > 9e18) {
+    throw InvalidArgument("the times are too long to add up exactly; give them in a larger unit");
+  }
+}
+
+BubbleReport report_bubble(const std::vector<RankState>& states) {
+  BubbleReport report;
+  std::int64_t first = std::numeric_limits<std::int64_t>::max();
+  std::int64_t last = 0;
+  std::int64_t longest_span = 0;
+  double busy = 0.0;
+  for (const RankState& state : states) {
+    if (state.first_begin == kUnknown) continue;
+    first = std::min(first, state.first_begin);
+    last = std::max(last, state.last_end);
+    longest_span = std::max(longest_span, state.last_end - state.first_begin);
+    report.work = std::max(report.work, state.busy);
+    busy += static_cast<double>(state.busy);
+  }
+  report.makespan = std::max<std::int64_t>(0, last - first);
+  if (report.makespan > 0) {
+    report.bubble_fraction =
+        1.0 - busy / (static_cast<double>(report.makespan) * static_cast<double>(states.size()));
+  }
+  if (longest_span > 0) {
+    report.span_bubble_fraction =
+        static_cast<double>(longest_span - report.work) / static_cast<double>(longest_span);
+  }
+  return report;
+}
+
+Timeline draw_timeline(const Program& program, const CostModel& cost, const LongestPath& path) {
+  Timeline timeline{.name = program.name,
+                    .seconds_per_tick = cost.unit_per_tick,
+                    .num_slices = program.num_slices,
+                    .num_stages = program.num_stages(),
+                    .ranks = {}};
+  for (std::size_t rank = 0; rank < program.ranks.size(); ++rank) {
+    const std::vector<Action>& actions = program.ranks[rank].actions;
+    std::vector<Span>& spans = timeline.ranks.emplace_back();
+    spans.reserve(actions.size());
+    for (std::size_t k = 0; k < actions.size(); ++k) {
+      const Action& action = actions[k];
+      const std::int64_t end = path.end_of(rank, k);
+      const std::int64_t duration = action.kind == ActionKind::kPass   ? cost.duration(action.pass)
+                                    : action.kind == ActionKind::kSend ? cost.message_ticks
+                                                                       : 0;
+      spans.push_back({action.kind, action.lane, action.peer, action.pass, end - duration, end});
+    }
+    // Messages from different peers share a receive lane and arrive in any order.
+    std::stable_sort(spans.begin(), spans.end(),
+                     [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  }
+  return timeline;
+}
+
+void follow_memory(const Program& program, const CostModel& cost, const LongestPath& path,
+                   const SimulateOptions& options, Simulation& result) {
+  if (options.record_memory) result.curve.ranks.resize(program.ranks.size());
+  for (std::size_t rank = 0; rank < program.ranks.size(); ++rank) {
+    MemoryWalk walk(program, *options.memory, static_cast<int>(rank));
+    const auto sample = [&](std::int64_t time) {
+      if (options.record_memory) result.curve.ranks[rank].push_back({time, walk.bytes()});
+    };
+    sample(0);
+    const std::vector<Action>& actions = program.ranks[rank].actions;
+    for (std::size_t k = 0; k < actions.size(); ++k) {
+      if (actions[k].kind != ActionKind::kPass) continue;
+      const Pass& pass = actions[k].pass;
+      const std::int64_t end = path.end_of(rank, k);
+      walk.begin(pass);
+      sample(end - cost.duration(pass));
+      walk.end(pass);
+      sample(end);
+      if (walk.post(pass)) sample(end);
+    }
+    result.memory.push_back(walk.peaks());
+  }
+}
+
+}  // namespace
+
+Simulation simulate(const Program& program, const CostModel& cost, const SimulateOptions& options) {
+  SLUICE_CHECK(!options.record_memory || options.memory != nullptr,
+               "a memory curve needs a memory model");
+  check_range(program, cost);
+  LongestPath path(program, cost);
+  path.run();
+
+  Simulation result;
+  std::vector<RankState> states;
+  for (std::size_t rank = 0; rank < program.ranks.size(); ++rank) {
+    const RankState& state = states.emplace_back(path.state(rank));
+    result.busy.push_back(state.busy);
+    result.own_span.push_back(state.first_begin == kUnknown ? 0
+                                                            : state.last_end - state.first_begin);
+    result.peak_saved.push_back(program.forward_only ? 0 : state.peak_saved);
+    result.peak_until_input.push_back(program.forward_only ? 0 : state.peak_until_input);
+  }
+  result.bubble = report_bubble(states);
+  if (options.record_timeline) result.timeline = draw_timeline(program, cost, path);
+  if (options.memory != nullptr) follow_memory(program, cost, path, options, result);
+  return result;
+}
+
+}  // namespace sluice
