@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy
 
 from contestants import Task, run_sluice, run_torch
+from llama_weights import write_model
 from machine import describe_machine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -150,23 +151,12 @@ def check_losses(results, compare):
     return problems
 
 
-def initial_weights(program, task):
-    """A checkpoint of the weights sluice starts from: one step with no learning rate."""
-    still = Task(**{**vars(task), "steps": 1})
-    result = run_sluice(program, still, overrides={"train": {
-        "learning_rate": 0.0, "min_learning_rate": 0.0, "weight_decay": 0.0, "steps": 1,
-        "checkpoint_every": 1}})
-    if result.failed:
-        raise SystemExit(f"sluice made no checkpoint: {result.note}")
-    return result.folder / "run/checkpoints/step-1"
-
-
 def run_all(args, task):
     results = []
     for run in args.runs:
         if run == "sluice":
             for schedule in args.schedules:
-                results.append(run_sluice(args.sluice, task, 2, schedule, settings=args.set))
+                results.append(run_sluice(args.sluice, task, 2, schedule, args.set))
         elif run == "pipeline":
             split = balanced_layers(task.model, task.sequence_length)
             results.append(run_torch(task, run, split))
@@ -187,8 +177,10 @@ def compare(args, length, sequences, roof, work):
     task = Task(model=model, sequence_length=length, sequences=sequences,
                 steps=args.warmup + args.steps, tokens=tokens, work=work,
                 torch_microbatch=args.torch_microbatch)
-    if args.quick and "sluice" in args.runs:
-        task.weights = initial_weights(args.sluice, task)
+    if args.quick:
+        task.torch_threads = 1  # tiny products gain nothing from more, and wait for each other
+        task.weights = work / f"weights-{length}"
+        write_model(task.weights, model, length)
     print(f"sequence length {length}, {sequences} sequences per step", file=sys.stderr)
     results = run_all(args, task)
     lines = [f"## Sequence length {length}, {sequences} sequences per step", "",

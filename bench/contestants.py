@@ -41,8 +41,9 @@ class Task:
     learning_rate: float = 3e-4
     weight_decay: float = 0.1
     grad_clip: float = 1.0
-    torch_microbatch: int = 1
-    weights: Path = None  # checkpoint folder that PyTorch starts from; None: its own random weights
+    torch_microbatch: int = 1  # sequences of one forward in the one-process PyTorch runs
+    torch_threads: int = 0  # of those runs; 0: all processors
+    weights: Path = None  # Hugging Face folder that all start from; None: each its own random ones
 
     @property
     def step_tokens(self):
@@ -100,8 +101,9 @@ def run_torch(task, mode, layers_of_ranks=(0,)):
             "pipeline": f"distributed.pipelining, {ranks} processes"}[mode]
     folder = Path(tempfile.mkdtemp(dir=task.work, prefix=f"torch-{mode}-"))
     environment = dict(os.environ)
-    if mode == "pipeline":
-        environment["OMP_NUM_THREADS"] = "1"
+    threads = 1 if mode == "pipeline" else task.torch_threads
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
     processes = []
     for rank in range(ranks):
         settings = {**torch_settings(task, mode), "rank": rank, "ranks": ranks,
@@ -121,7 +123,7 @@ def run_torch(task, mode, layers_of_ranks=(0,)):
                   peak_bytes=sum(o["peak_bytes"] for o in outputs), folder=folder)
 
 
-def sluice_config(task, ranks, schedule, run_dir, overrides):
+def sluice_config(task, ranks, schedule, run_dir):
     """The TOML of the same training as the PyTorch runs."""
     sections = {
         "model": {**task.model, "dtype": "float32"},
@@ -135,8 +137,8 @@ def sluice_config(task, ranks, schedule, run_dir, overrides):
                   "grad_clip": task.grad_clip, "eval_every": 0, "checkpoint_every": 0},
         "run": {"dir": str(run_dir), "seed": 1},
     }
-    for section, values in overrides.items():
-        sections[section].update(values)
+    if task.weights:
+        sections["model"]["weights"] = str(task.weights)
     lines = []
     for section, values in sections.items():
         lines.append(f"[{section}]")
@@ -144,12 +146,12 @@ def sluice_config(task, ranks, schedule, run_dir, overrides):
     return "\n".join(lines) + "\n"
 
 
-def run_sluice(program, task, ranks=2, schedule="1f1b", overrides=None, settings=()):
-    """sluice with `ranks` rank threads. `overrides`: section -> key -> value; `settings`: --set."""
+def run_sluice(program, task, ranks, schedule, settings=()):
+    """sluice with `ranks` rank threads. `settings` are passed on as --set."""
     name = f"sluice {schedule}, {ranks} ranks"
     folder = Path(tempfile.mkdtemp(dir=task.work, prefix="sluice-"))
     config = folder / "config.toml"
-    config.write_text(sluice_config(task, ranks, schedule, folder / "run", overrides or {}))
+    config.write_text(sluice_config(task, ranks, schedule, folder / "run"))
     command = [str(program), "train", str(config)]
     for setting in settings:
         command += ["--set", setting]

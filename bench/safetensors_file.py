@@ -1,4 +1,4 @@
-"""Reads safetensors files with numpy alone."""
+"""Reads and writes safetensors files with numpy alone."""
 
 import json
 from pathlib import Path
@@ -30,3 +30,18 @@ def read_folder(folder):
     if not tensors:
         raise FileNotFoundError(f"no .safetensors file in {folder}")
     return tensors
+
+
+def write_file(path, tensors):
+    """Writes name -> float32 array."""
+    header, offset = {"__metadata__": {"format": "pt"}}, 0
+    for name, array in tensors.items():
+        header[name] = {"dtype": "F32", "shape": list(array.shape),
+                        "data_offsets": [offset, offset + array.nbytes]}
+        offset += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in tensors.values():
+            file.write(array.astype("<f4").tobytes())
