@@ -5,6 +5,7 @@
 #            JOBS=N                parallel compilers and tests (default: all processors)
 #            WERROR=ON             warnings are errors, as in CI
 #            STEPS=N               steps of `make train`
+#            SLUICE_DEPS=FOLDER    libraries unpacked by scripts/pack_deps.sh
 
 JOBS ?= $(shell nproc)
 PYTHON ?= python3

@@ -43,6 +43,7 @@ class Task:
     grad_clip: float = 1.0
     torch_microbatch: int = 1  # sequences of one forward in the one-process PyTorch runs
     torch_threads: int = 0  # of those runs; 0: all processors
+    device: str = "cpu"  # cpu or cuda
     weights: Path = None  # Hugging Face folder that all start from; None: each its own random ones
 
     @property
@@ -91,7 +92,7 @@ def torch_settings(task, mode):
             "sequences": task.sequences, "steps": task.steps, "tokens": str(task.tokens),
             "learning_rate": task.learning_rate, "weight_decay": task.weight_decay,
             "grad_clip": task.grad_clip, "torch_microbatch": task.torch_microbatch,
-            "weights": str(task.weights) if task.weights else None}
+            "device": task.device, "weights": str(task.weights) if task.weights else None}
 
 
 def run_torch(task, mode, layers_of_ranks=(0,)):
@@ -135,7 +136,7 @@ def sluice_config(task, ranks, schedule, run_dir):
                   "min_learning_rate": task.learning_rate, "warmup_steps": 0,
                   "weight_decay": task.weight_decay, "beta1": 0.9, "beta2": 0.95,
                   "grad_clip": task.grad_clip, "eval_every": 0, "checkpoint_every": 0},
-        "run": {"dir": str(run_dir), "seed": 1},
+        "run": {"dir": str(run_dir), "seed": 1, "device": task.device},
     }
     if task.weights:
         sections["model"]["weights"] = str(task.weights)

@@ -211,7 +211,8 @@ def main():
                                 world_size=c["ranks"])
         bounds = numpy.cumsum([0] + c["layers_of_ranks"]).tolist()
         first, last = bounds[c["rank"]], bounds[c["rank"] + 1]
-    module = LlamaStage(c, first, last)
+    device = torch.device(c.get("device", "cpu"))
+    module = LlamaStage(c, first, last).to(device)
     if c.get("weights"):
         module.load(read_folder(c["weights"]))
     optimizer = make_optimizer(module, c)
@@ -220,11 +221,13 @@ def main():
 
     losses, seconds = [], []
     for index in range(c["steps"]):
-        inputs, targets = batches.step(index)
+        inputs, targets = (t.to(device) for t in batches.step(index))
         start = time.perf_counter()
         losses.append(step(inputs, targets))
         if c["mode"] == "pipeline":
             dist.barrier()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     print(json.dumps({"losses": losses, "step_seconds": seconds, "peak_bytes": peak_bytes()}))
     sys.stdout.flush()

@@ -3,7 +3,8 @@
 #
 #   scripts/build.sh PRESET [TARGET...]      PRESET: torch, core, asan or tsan; no TARGET: everything
 #
-# Environment: JOBS (default: all processors), WERROR=ON, TORCH_PYTHON.
+# Environment: JOBS (default: all processors), WERROR=ON, TORCH_PYTHON, SLUICE_DEPS (a folder of
+# scripts/pack_deps.sh).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -11,6 +12,7 @@ preset=$1
 shift
 folder=build-$preset
 options=("-DSLUICE_WERROR=${WERROR:-OFF}")
+if [ -n "${SLUICE_DEPS:-}" ]; then options+=("-DCMAKE_PREFIX_PATH=$SLUICE_DEPS/usr"); fi
 if [ "$preset" = torch ]; then
   folder=build
   options+=("-DTORCH_PYTHON=${TORCH_PYTHON:-}")

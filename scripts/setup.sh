@@ -6,15 +6,19 @@
 #   scripts/setup.sh --format adds clang-format to either
 #
 # As root missing packages are installed with apt-get; otherwise the one command to run is printed.
-# TORCH_PYTHON names a Python that has torch already; then no .venv is made. Quick when all is there.
+# TORCH_PYTHON names a Python that has torch already; then no .venv is made. SLUICE_DEPS names a
+# folder of scripts/pack_deps.sh with the libraries. Quick when all is there.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 torch_version=2.13.0
 python=${PYTHON:-python3}
 want_torch=yes
-packages=(g++ cmake ninja-build ccache libgtest-dev libbenchmark-dev libcli11-dev
-  libtomlplusplus-dev nlohmann-json3-dev libfmt-dev libxxhash-dev)
+packages=(g++ cmake ninja-build ccache)
+if [ -z "${SLUICE_DEPS:-}" ]; then
+  packages+=(libgtest-dev libbenchmark-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev
+    libfmt-dev libxxhash-dev)
+fi
 
 fail() {
   echo "setup: $*" >&2
