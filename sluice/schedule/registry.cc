@@ -50,7 +50,7 @@ std::vector<ScheduleInfo> build_library() {
   library.push_back({.name = "dualpipe-v",
                      .summary = "Forwards of one chunk beside backwards of the other",
                      .source = "DeepSeek-V3, arXiv 2412.19437",
-                     .bubble_formula = "(p-1)(F+B-W)/2",
+                     .bubble_formula = "(p-1)(F+I-W)/2",
                      .memory_formula = "1 + 1/(2p)",
                      .rules = "any p, any m; two chunks per rank; made for m >= 2p",
                      .default_chunks = 2,

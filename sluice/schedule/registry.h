@@ -29,7 +29,7 @@ struct ScheduleRequest {
   int chunks = 0;  // stages per rank
   int slices = 1;
   int group = 0;  // microbatch group of interleaved and gis
-  PassTicks ticks;
+  PassTicks ticks = {};
 };
 
 /// One entry of the library.

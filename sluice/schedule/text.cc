@@ -151,8 +151,8 @@ std::string to_csv(const Schedule& schedule) {
 Schedule from_csv(std::string_view csv, std::string name) {
   Schedule schedule;
   schedule.name = std::move(name);
-  // Blank lines at the end are no ranks; elsewhere a line without passes is a rank without passes.
-  csv = csv.substr(0, csv.find_last_not_of(" \t\r\n") + 1);
+  // Idle lines at the end are no ranks; elsewhere a line without passes is a rank without passes.
+  csv = csv.substr(0, csv.find_last_not_of(" \t\r\n,") + 1);
   for (int row = 1; !csv.empty(); ++row) {
     std::string_view line = take_until(csv, '\n');
     std::vector<Pass>& passes = schedule.ranks.emplace_back();

@@ -70,6 +70,7 @@ class Validator {
   const Schedule& schedule_;
   UnitIndex index_;
   std::vector<std::uint16_t> present_;  // per unit: bit(kind) of every stage pass there is
+  std::vector<Pass> misplaced_;         // on a rank that does not hold their stage
   std::vector<Problem> problems_;
   std::int64_t num_left_out_ = 0;
 };
@@ -139,6 +140,7 @@ bool Validator::check_place(int rank, int position, const Pass& pass) {
     add(rank, position,
         fmt::format("{} is on rank {}, but stage {} is on rank {}", show(pass), rank, pass.stage,
                     home));
+    misplaced_.push_back(pass);
   }
   return true;
 }
@@ -223,6 +225,12 @@ void Validator::check_missing() {
 
 void Validator::check_order() {
   std::vector<std::uint16_t> seen(present_.size(), 0);
+  const auto see = [&](const Pass& pass) {
+    std::uint16_t& kinds = seen[index_(pass)];
+    kinds = static_cast<std::uint16_t>(kinds | bit(pass.kind));
+  };
+  // Where a misplaced pass stands among its stage's passes means nothing.
+  for (const Pass& pass : misplaced_) see(pass);
   std::vector<Pass> last_weight(static_cast<std::size_t>(index_.num_stages),
                                 Pass{.microbatch = -1});
   for (int rank = 0; rank < schedule_.num_ranks(); ++rank) {
@@ -233,8 +241,7 @@ void Validator::check_order() {
       if (schedule_.placement.rank_of(pass.stage) != rank) continue;  // reported as misplaced
       check_pass_order(rank, static_cast<int>(i), pass, seen);
       check_gradient_order(rank, static_cast<int>(i), pass, last_weight);
-      std::uint16_t& kinds = seen[index_(pass)];
-      kinds = static_cast<std::uint16_t>(kinds | bit(pass.kind));
+      see(pass);
     }
   }
 }
@@ -331,33 +338,39 @@ void Validator::check_deadlock() {
   const auto is_stuck = [&](std::size_t rank) {
     return static_cast<std::size_t>(reached.stop[rank]) < schedule_.ranks[rank].size();
   };
+  const auto next = [&](std::size_t rank) {
+    // A pass that is nowhere leads to no rank.
+    const Pass awaited = actual(reached.missing[rank]);
+    if ((present_[index_(awaited)] & bit(awaited.kind)) == 0) return rank;
+    return static_cast<std::size_t>(schedule_.placement.rank_of(reached.missing[rank].stage));
+  };
   // A stopped rank waits for one pass of one rank: follow that to find the rings.
-  std::vector<int> ring(num_ranks, 0);  // the round in which a rank was visited, 0: not yet
+  std::vector<std::size_t> visit(num_ranks, 0);  // the round in which a rank was seen, 0: not yet
   std::vector<std::uint8_t> in_ring(num_ranks, 0);
-  int round = 0;
   for (std::size_t start = 0; start < num_ranks; ++start) {
-    ++round;
     std::size_t rank = start;
-    while (is_stuck(rank) && ring[rank] == 0) {
-      ring[rank] = round;
-      rank = static_cast<std::size_t>(schedule_.placement.rank_of(reached.missing[rank].stage));
+    while (is_stuck(rank) && visit[rank] == 0) {
+      visit[rank] = start + 1;
+      rank = next(rank);
     }
-    if (!is_stuck(rank) || ring[rank] != round) continue;
+    const bool is_ring = is_stuck(rank) && visit[rank] == start + 1 && next(rank) != rank;
+    if (!is_ring) continue;
     std::string text = "deadlock: ";
-    const std::size_t first = rank;
+    std::size_t member = rank;
     do {
-      in_ring[rank] = 1;
-      if (rank != first) text += "; ";
-      text += describe_wait(static_cast<int>(rank), reached);
-      rank = static_cast<std::size_t>(schedule_.placement.rank_of(reached.missing[rank].stage));
-    } while (rank != first);
-    add(static_cast<int>(first), reached.stop[first], std::move(text));
+      if (member != rank) text += "; ";
+      text += describe_wait(static_cast<int>(member), reached);
+      in_ring[member] = 1;
+      member = next(member);
+    } while (member != rank);
+    add(static_cast<int>(rank), reached.stop[rank], std::move(text));
   }
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    if (is_stuck(rank) && in_ring[rank] == 0) {
-      add(static_cast<int>(rank), reached.stop[rank],
-          describe_wait(static_cast<int>(rank), reached));
-    }
+    if (!is_stuck(rank) || in_ring[rank] != 0) continue;
+    const Pass& stuck = schedule_.ranks[rank][static_cast<std::size_t>(reached.stop[rank])];
+    // Within a stage the pass waited for is missing or comes later, which is reported already.
+    if (reached.missing[rank].stage == stuck.stage) continue;
+    add(static_cast<int>(rank), reached.stop[rank], describe_wait(static_cast<int>(rank), reached));
   }
 }
 
