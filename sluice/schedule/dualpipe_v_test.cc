@@ -3,6 +3,7 @@
 #include "sluice/common/errors.h"
 #include "sluice/schedule/registry.h"
 #include "sluice/schedule/replay_for_tests.h"
+#include "sluice/schedule/text.h"
 
 namespace sluice {
 namespace {
@@ -28,6 +29,18 @@ TEST(DualPipeV, FollowsThePublishedList) {
             "0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0I2 0W2 0I3 0W3");
   EXPECT_EQ(passes_of(schedule, 1),
             "1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2I3 1I3 2W3 1W3");
+}
+
+// Written by torch 2.13.0: ScheduleDualPipeV with 2 ranks and 5 microbatches, compute_only.
+TEST(DualPipeV, IsTheScheduleThatPyTorchWrites) {
+  const Schedule torch_schedule = from_csv(
+      "0F0,0F1,0F2,3F0,3I0,3W0,3F1,(0F3;3B1)OVERLAP_F_B,(3F2;0B0)OVERLAP_F_B,"
+      "(0F4;3B2)OVERLAP_F_B,(3F3;0B1)OVERLAP_F_B,3B3,(3F4;0B2)OVERLAP_F_B,3B4,0I3,0W3,0I4,0W4\r\n"
+      "1F0,2F0,1F1,2F1,1F2,2B0,(2F2;1B0)OVERLAP_F_B,(1F3;2B1)OVERLAP_F_B,(2F3;1B1)OVERLAP_F_B,"
+      "(1F4;2B2)OVERLAP_F_B,(2F4;1B2)OVERLAP_F_B,2B3,1B3,2I4,1I4,2W4,1W4\r\n",
+      "torch");
+  EXPECT_TRUE(validate(torch_schedule).empty());
+  EXPECT_EQ(torch_schedule.ranks, dualpipe_v(2, 5).ranks);
 }
 
 TEST(DualPipeV, LosesOneStageTimePerRankAndHoldsOneMoreThanTheStages) {
