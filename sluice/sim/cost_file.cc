@@ -7,7 +7,7 @@
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <vector>
+#include <set>
 
 #include "sluice/common/errors.h"
 
@@ -16,9 +16,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array<std::string_view, 9> kKeys = {
-    "forward",    "backward",      "backward_input", "backward_weight", "p2p",
-    "vocab_pass", "embed_forward", "embed_backward", "vocab_barrier"};
+constexpr std::array<std::string_view, 10> kKeys = {
+    "unit", "forward",    "backward",      "backward_input", "backward_weight",
+    "p2p",  "vocab_pass", "embed_forward", "embed_backward", "vocab_barrier"};
 
 struct Unit {
   std::string_view name;
@@ -26,43 +26,58 @@ struct Unit {
 };
 constexpr std::array<Unit, 4> kUnits = {{{"s", 1.0}, {"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}}};
 
+// The value on one line, and not longer than a message can bear.
 std::string shown(const json& value) {
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
   return text.size() <= 60 ? text : text.substr(0, 57) + "...";
 }
 
+json parse_object(std::string_view text) {
+  std::set<std::string> keys;
+  const auto note_keys = [&](int depth, json::parse_event_t event, json& parsed) {
+    if (depth == 1 && event == json::parse_event_t::key && !keys.insert(parsed).second) {
+      throw InvalidArgument(
+          fmt::format("{} occurs twice in the costs file: keep one", shown(parsed)));
+    }
+    return true;
+  };
+  const json object = json::parse(text.begin(), text.end(), note_keys, /*allow_exceptions=*/false);
+  if (!object.is_object()) {
+    throw InvalidArgument(
+        "a costs file must be one JSON object, such as {\"unit\": \"us\", \"forward\": 10, "
+        "\"backward\": 20}");
+  }
+  for (const auto& item : object.items()) {
+    if (std::find(kKeys.begin(), kKeys.end(), item.key()) != kKeys.end()) continue;
+    throw InvalidArgument(fmt::format("{} is not a key of a costs file: use {}",
+                                      shown(json(item.key())), fmt::join(kKeys, ", ")));
+  }
+  return object;
+}
+
 double read_number(std::string_view key, const json& value) {
   const double number = value.is_number() ? value.get<double>() : -1.0;
-  if (number < 0.0 || !std::isfinite(number)) {
+  if (!std::isfinite(number) || number < 0.0 || number > kLongestTime) {
     throw InvalidArgument(
-        fmt::format("\"{}\": {} must be a number of 0 or more", key, shown(value)));
+        fmt::format("\"{}\": {} must be a number from 0 to {}", key, shown(value), kLongestTime));
   }
   return number;
 }
 
-/// One number, or one per rank; empty when the key is missing.
+// One per rank; empty when the key is missing.
 std::vector<double> read_times(const json& file, std::string_view key, int num_ranks) {
   const auto found = file.find(key);
   if (found == file.end()) return {};
-  if (!found->is_array()) return {read_number(key, *found)};
-  if (found->size() != static_cast<std::size_t>(num_ranks)) {
-    throw InvalidArgument(fmt::format("\"{}\" has {} values for {} ranks: give one number, or one "
-                                      "for each rank",
-                                      key, found->size(), num_ranks));
+  const auto count = static_cast<std::size_t>(num_ranks);
+  if (!found->is_array()) return std::vector<double>(count, read_number(key, *found));
+  if (found->size() != count) {
+    throw InvalidArgument(
+        fmt::format("\"{}\" has {} values for {} ranks: give one number, or one for each rank", key,
+                    found->size(), num_ranks));
   }
   std::vector<double> times;
   for (const json& value : *found) times.push_back(read_number(key, value));
   return times;
-}
-
-void check_keys(const json& file) {
-  for (const auto& item : file.items()) {
-    const std::string& key = item.key();
-    if (key == "unit" || std::find(kKeys.begin(), kKeys.end(), key) != kKeys.end()) continue;
-    throw InvalidArgument(fmt::format("\"{}\" is not a key of a costs file: use unit, {}",
-                                      shown(json(key)).substr(1, key.size()),
-                                      fmt::join(kKeys, ", ")));
-  }
 }
 
 void read_unit(const json& file, CostFile& costs) {
@@ -91,38 +106,39 @@ void read_backward(const json& file, int num_ranks, RankTimes& times) {
   }
 }
 
-double read_message(const json& file, int num_ranks) {
-  const std::vector<double> times = read_times(file, "p2p", num_ranks);
-  if (times.empty()) return 0.0;
-  if (std::adjacent_find(times.begin(), times.end(), std::not_equal_to<>()) != times.end()) {
-    throw InvalidArgument(fmt::format("\"p2p\": {} must be the same for all ranks: give one number",
-                                      shown(file.at("p2p"))));
-  }
-  return times.front();
+// One value for all ranks stays one, so that an option can replace it.
+void read_messages(const json& file, int num_ranks, RankTimes& times) {
+  const std::vector<double> messages = read_times(file, "p2p", num_ranks);
+  if (messages.empty()) return;
+  times.message = messages.front();
+  const auto differs = [&](double message) { return message != times.message; };
+  if (std::any_of(messages.begin(), messages.end(), differs)) times.message_of_rank = messages;
 }
 
-void refuse_vocabulary(const json& file, int num_ranks) {
-  for (const char* key : {"vocab_pass", "embed_forward", "embed_backward", "vocab_barrier"}) {
-    for (const double time : read_times(file, key, num_ranks)) {
-      if (time == 0.0) continue;
-      throw InvalidArgument(
-          fmt::format("\"{}\": {} cannot be used, since vocabulary passes are not built yet: set it "
-                      "to 0 and count the output layer in the last rank's forward and backward",
-                      key, time));
+bool has_kind(const Schedule& schedule, std::initializer_list<PassKind> kinds) {
+  for (const std::vector<Pass>& passes : schedule.ranks) {
+    for (const Pass& pass : passes) {
+      if (std::find(kinds.begin(), kinds.end(), pass.kind) != kinds.end()) return true;
     }
   }
+  return false;
+}
+
+void check_unused(std::string_view key, const std::vector<double>& times, const Schedule& schedule,
+                  std::initializer_list<PassKind> kinds) {
+  if (std::all_of(times.begin(), times.end(), [](double time) { return time == 0.0; })) return;
+  if (has_kind(schedule, kinds)) return;
+  throw InvalidArgument(fmt::format(
+      "\"{}\" has a time, but schedule {} has no such passes: set it to 0 and count the vocabulary "
+      "layers in the forward and backward of their ranks",
+      key, schedule.name));
 }
 
 }  // namespace
 
 CostFile parse_cost_file(std::string_view text, int num_ranks) {
-  const json file = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!file.is_object()) {
-    throw InvalidArgument(
-        "a costs file must be one JSON object, such as {\"unit\": \"us\", \"forward\": 10, "
-        "\"backward\": 20}");
-  }
-  check_keys(file);
+  SLUICE_CHECK(num_ranks >= 1, "{} ranks", num_ranks);
+  const json file = parse_object(text);
   CostFile costs;
   read_unit(file, costs);
   costs.times.forward = read_times(file, "forward", num_ranks);
@@ -130,9 +146,28 @@ CostFile parse_cost_file(std::string_view text, int num_ranks) {
     throw InvalidArgument("a costs file needs \"forward\", one number or one for each rank");
   }
   read_backward(file, num_ranks, costs.times);
-  costs.times.message = read_message(file, num_ranks);
-  refuse_vocabulary(file, num_ranks);
+  read_messages(file, num_ranks, costs.times);
+  costs.vocab_pass = read_times(file, "vocab_pass", num_ranks);
+  costs.embed_forward = read_times(file, "embed_forward", num_ranks);
+  costs.embed_backward = read_times(file, "embed_backward", num_ranks);
+  costs.vocab_barrier = read_times(file, "vocab_barrier", num_ranks);
   return costs;
+}
+
+void check_fits(const CostFile& costs, const Schedule& schedule) {
+  if (!costs.times.backward.empty() &&
+      has_kind(schedule, {PassKind::kBackwardInput, PassKind::kBackwardWeight})) {
+    throw InvalidArgument(
+        fmt::format("schedule {} splits the backward: give \"backward_input\" and "
+                    "\"backward_weight\" instead of "
+                    "\"backward\"",
+                    schedule.name));
+  }
+  const std::initializer_list<PassKind> output{PassKind::kVocabForward, PassKind::kVocabBackward};
+  check_unused("vocab_pass", costs.vocab_pass, schedule, output);
+  check_unused("vocab_barrier", costs.vocab_barrier, schedule, output);
+  check_unused("embed_forward", costs.embed_forward, schedule, {PassKind::kEmbedForward});
+  check_unused("embed_backward", costs.embed_backward, schedule, {PassKind::kEmbedBackward});
 }
 
 }  // namespace sluice

@@ -3,24 +3,38 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "sluice/schedule/schedule.h"
 #include "sluice/sim/cost_model.h"
 
 namespace sluice {
 
-/// Times of one microbatch on each rank, as measured.
+/// Times of one microbatch on each rank, as measured. A vector has one entry per rank, or none when
+/// its key is absent.
 struct CostFile {
-  RankTimes times;
-  std::string unit;               // "s", "ms", "us", "ns", or empty
-  double seconds_per_unit = 0.0;  // 0 without a unit
+  RankTimes times;                     // forward, backward or its two parts, p2p
+  std::string unit;                    // "s", "ms", "us", "ns", or empty
+  double seconds_per_unit = 0.0;       // 0 without a unit
+  std::vector<double> vocab_pass;      // S plus T
+  std::vector<double> embed_forward;   // E
+  std::vector<double> embed_backward;  // G
+  std::vector<double> vocab_barrier;
 };
 
 /// Reads {"unit": "us", "forward": .., "backward": .., "p2p": ..}: every value is one number or an
 /// array with one for each of `num_ranks` ranks; instead of "backward" there may be
-/// "backward_input" and "backward_weight". p2p has one value for all ranks. The keys of vocabulary
-/// passes ("vocab_pass", "embed_forward", "embed_backward", "vocab_barrier") may only be 0 as long
-/// as these passes are not built.
-/// Throws: InvalidArgument with the key, its value and the rule.
+/// "backward_input" and "backward_weight". The keys of vocabulary passes ("vocab_pass",
+/// "embed_forward", "embed_backward", "vocab_barrier") are kept as they are.
+/// REQUIRES: num_ranks >= 1. Throws: InvalidArgument with the key, its value and the rule for text
+/// that is not one JSON object, a key that is unknown, missing or doubled, an array of another
+/// length, a number that is negative, not finite or above 1e9.
 CostFile parse_cost_file(std::string_view json, int num_ranks);
+
+/// Whether the times say all that `schedule` needs and no more than it can use.
+/// Throws: InvalidArgument when the schedule splits the backward and only "backward" is given,
+/// naming the keys to add, or when a time other than 0 belongs to passes that the schedule does not
+/// have.
+void check_fits(const CostFile& costs, const Schedule& schedule);
 
 }  // namespace sluice

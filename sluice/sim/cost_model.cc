@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <span>
@@ -14,8 +15,6 @@ namespace {
 
 // Times are read to a millionth of their unit.
 constexpr double kTicksPerUnit = 1e6;
-// Keeps every sum of a step far inside 63 bits; simulate() checks the sum itself.
-constexpr double kLongestTime = 1e9;
 
 std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
@@ -74,7 +73,9 @@ PassTicks to_pass_ticks(const CostModel& cost) {
                   .backward_input = whole(PassKind::kBackwardInput),
                   .backward_weight = whole(PassKind::kBackwardWeight),
                   .message = cost.message_ticks};
-  // A backward without a known split counts as backward for the input.
+  for (const std::int64_t message : cost.message_ticks_of_rank) {
+    ticks.message = std::max(ticks.message, message);
+  }
   if (cost.ticks[index(static_cast<int>(PassKind::kBackwardInput))].empty()) {
     ticks.backward_input = whole(PassKind::kBackward);
   }
@@ -90,6 +91,10 @@ CostModel cost_from_rank_times(const RankTimes& times, const Placement& placemen
   cost.num_slices = num_slices;
   cost.unit_per_tick = 1.0 / (kTicksPerUnit * static_cast<double>(chunks * num_slices));
   cost.message_ticks = to_micro_units(times.message, "message") * chunks * num_slices;
+  if (!times.message_of_rank.empty()) {
+    cost.message_ticks_of_rank = per_rank(times.message_of_rank, num_ranks, "message");
+    for (std::int64_t& ticks : cost.message_ticks_of_rank) ticks *= chunks * num_slices;
+  }
 
   // A tick is a (chunks * slices)-th of a millionth, so a slice of one of a rank's c stages takes
   // time / (c * slices) = time * (chunks / c) ticks: a whole number.

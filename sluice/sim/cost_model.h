@@ -10,41 +10,54 @@
 
 namespace sluice {
 
-/// Integer durations. A tick has no fixed length: seconds (or units) = ticks * unit_per_tick. Integer
-/// time makes equal times equal at every scale.
+/// Integer durations. A tick has no fixed length: seconds (or units) = ticks * unit_per_tick.
+/// Integer time makes equal times equal at every scale.
 struct CostModel {
   int num_stages = 1;
   int num_slices = 1;
   double unit_per_tick = 1.0;
   /// ticks[kind][stage * num_slices + slice]; an empty vector means 0.
   std::array<std::vector<std::int64_t>, kNumPassKinds> ticks;
-  std::int64_t message_ticks = 0;     // latency from the end of a pass to its use on the peer
+  std::int64_t message_ticks = 0;  // latency from the end of a pass to its use on the peer
+  /// The same for the messages that each rank sends; empty: message_ticks for all.
+  std::vector<std::int64_t> message_ticks_of_rank;
   bool messages_occupy_link = false;  // also keep messages of one channel from overlapping
 
   std::int64_t duration(const Pass& pass) const {
     const auto& row = ticks[static_cast<std::size_t>(pass.kind)];
-    return row.empty() ? 0
-                       : row[static_cast<std::size_t>(pass.stage) *
-                                 static_cast<std::size_t>(num_slices) +
-                             static_cast<std::size_t>(pass.slice)];
+    return row.empty()
+               ? 0
+               : row[static_cast<std::size_t>(pass.stage) * static_cast<std::size_t>(num_slices) +
+                     static_cast<std::size_t>(pass.slice)];
+  }
+  std::int64_t message_duration(std::size_t sender) const {
+    return message_ticks_of_rank.empty() ? message_ticks : message_ticks_of_rank[sender];
   }
 };
 
-/// The same times as a generator wants them (whole microbatch per stage).
+/// The same times as a generator wants them (whole microbatch per stage; the longest message). A
+/// backward without a known split counts as backward for the input.
 PassTicks to_pass_ticks(const CostModel& cost);
 
+/// No time may be longer, in its unit: a product with the finest tick stays far inside 63 bits.
+inline constexpr double kLongestTime = 1e9;
+
 /// Times of one microbatch on one rank (all its chunks), divided evenly over chunks and slices
-/// without rounding: the tick is 1e-6 / (chunks * slices) of the unit. One entry per rank, or one for
-/// all. `backward` entries, when given, replace input and weight (a B without a known split).
+/// without rounding: the tick is 1e-6 / (chunks * slices) of the unit. One entry per rank, or one
+/// for all. `backward` entries, when given, replace input and weight (a B without a known split: I
+/// and W then take no time, so use such times only for schedules without them). Times are read to a
+/// millionth of their unit.
 struct RankTimes {
   std::vector<double> forward{1.0};
   std::vector<double> backward_input{1.0};
   std::vector<double> backward_weight{1.0};
   std::vector<double> backward;
-  double message = 0.0;
+  double message = 0.0;                 // of one message, whatever it carries
+  std::vector<double> message_of_rank;  // when given, replaces `message` by the sender's entry
 };
 
-/// Throws: InvalidArgument for a wrong number of entries or a negative or non-finite time.
+/// Throws: InvalidArgument for a wrong number of entries, or a time that is negative, not finite or
+/// above kLongestTime.
 CostModel cost_from_rank_times(const RankTimes& times, const Placement& placement, int num_slices);
 
 }  // namespace sluice

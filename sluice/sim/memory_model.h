@@ -1,5 +1,5 @@
-// memory_model.h - bytes a stage holds and a pass moves, in plain numbers. The trainer fills it from
-// the model's shapes; simulate() turns it into a MemoryCurve.
+// memory_model.h - bytes a stage holds and a pass moves, in plain numbers. The trainer fills it
+// from the model's shapes; simulate() turns it into a MemoryCurve.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@ namespace sluice {
 
 /// All per (microbatch, slice) unless said otherwise.
 struct StageMemory {
-  std::int64_t weights = 0;                // whole stage
-  std::int64_t gradients = 0;              // whole stage
-  std::int64_t optimizer = 0;              // whole stage
-  std::int64_t saved = 0;                  // activations kept from F until B or I
-  std::int64_t saved_for_weight = 0;       // of which, or replaced by, kept from I until W
-  std::int64_t boundary_input = 0;         // received activations, until F has consumed them
-  std::int64_t boundary_output = 0;        // produced activations, until they are sent
-  std::int64_t workspace_forward = 0;      // transient peak inside F
-  std::int64_t workspace_backward = 0;     // transient peak inside B
+  std::int64_t weights = 0;             // whole stage
+  std::int64_t gradients = 0;           // whole stage
+  std::int64_t optimizer = 0;           // whole stage
+  std::int64_t saved = 0;               // activations kept from F until B or I
+  std::int64_t saved_for_weight = 0;    // of which, or replaced by, kept from I until W
+  std::int64_t boundary_input = 0;      // received activations, until F has consumed them
+  std::int64_t boundary_output = 0;     // produced activations, until they are sent
+  std::int64_t workspace_forward = 0;   // transient peak inside F
+  std::int64_t workspace_backward = 0;  // transient peak inside B
   std::int64_t workspace_backward_input = 0;
   std::int64_t workspace_backward_weight = 0;
 };

@@ -119,11 +119,11 @@ class LongestPath {
   }
 
   std::int64_t send(std::size_t rank, const Action& action, std::int64_t begin) {
-    if (link_free_.empty()) return begin + cost_.message_ticks;
+    if (link_free_.empty()) return begin + cost_.message_duration(rank);
     const std::size_t direction = action.lane == Lane::kSendForward ? 0 : 1;
     std::int64_t& link =
         link_free_[2 * (rank * states_.size() + static_cast<std::size_t>(action.peer)) + direction];
-    return link = std::max(begin, link) + cost_.message_ticks;
+    return link = std::max(begin, link) + cost_.message_duration(rank);
   }
 
   std::int64_t compute(RankState& state, const Action& action, std::int64_t begin) {
@@ -178,8 +178,13 @@ void check_range(const Program& program, const CostModel& cost) {
       total += static_cast<double>(ticks);
     }
   }
-  SLUICE_CHECK(cost.message_ticks >= 0, "a message takes {} ticks", cost.message_ticks);
-  total += 2.0 * static_cast<double>(cost.message_ticks) * cost.num_stages * cost.num_slices;
+  std::int64_t message = 0;
+  for (std::size_t rank = 0; rank < program.ranks.size(); ++rank) {
+    const std::int64_t ticks = cost.message_duration(rank);
+    SLUICE_CHECK(ticks >= 0, "a message takes {} ticks", ticks);
+    message = std::max(message, ticks);
+  }
+  total += 2.0 * static_cast<double>(message) * cost.num_stages * cost.num_slices;
   if (total * program.num_microbatches > 9e18) {
     throw InvalidArgument("the times are too long to add up exactly; give them in a larger unit");
   }
@@ -225,7 +230,7 @@ Timeline draw_timeline(const Program& program, const CostModel& cost, const Long
       const Action& action = actions[k];
       const std::int64_t end = path.end_of(rank, k);
       const std::int64_t duration = action.kind == ActionKind::kPass   ? cost.duration(action.pass)
-                                    : action.kind == ActionKind::kSend ? cost.message_ticks
+                                    : action.kind == ActionKind::kSend ? cost.message_duration(rank)
                                                                        : 0;
       spans.push_back({action.kind, action.lane, action.peer, action.pass, end - duration, end});
     }

@@ -12,21 +12,21 @@
 namespace sluice {
 
 struct SimulateOptions {
-  bool record_timeline = false;  // keep every span
+  bool record_timeline = false;         // keep every span
   const MemoryModel* memory = nullptr;  // not owned; null: count activations only
-  bool record_memory = false;  // keep the MemoryCurve (needs memory)
+  bool record_memory = false;           // keep the MemoryCurve (needs memory)
 };
 
 struct Simulation {
-  BubbleReport bubble;                        // ticks of the cost model
-  std::vector<std::int64_t> busy;             // per rank, compute lane
-  std::vector<std::int64_t> own_span;         // per rank, first begin to last end on compute
-  std::vector<std::int64_t> peak_saved;       // per rank, (microbatch, slice) passes saved at once:
-                                              // +1 at F, -1 at the end of B or W
-  std::vector<std::int64_t> peak_until_input; // the same with -1 at the end of B or I
-  std::vector<MemoryPeaks> memory;            // per rank, empty without a memory model
-  Timeline timeline;                          // empty unless recorded
-  MemoryCurve curve;                          // empty unless recorded
+  BubbleReport bubble;                   // ticks of the cost model
+  std::vector<std::int64_t> busy;        // per rank, compute lane
+  std::vector<std::int64_t> own_span;    // per rank, first begin to last end on compute
+  std::vector<std::int64_t> peak_saved;  // per rank, (microbatch, slice) passes saved at once:
+                                         // +1 at F, -1 at the end of B or W
+  std::vector<std::int64_t> peak_until_input;  // the same with -1 at the end of B or I
+  std::vector<MemoryPeaks> memory;             // per rank, empty without a memory model
+  Timeline timeline;                           // empty unless recorded
+  MemoryCurve curve;                           // empty unless recorded
 };
 
 /// Event simulation over the lanes: an action starts when its lane is free, its dependencies have
