@@ -63,14 +63,22 @@ struct Problem {
   std::string text;
 };
 
-/// Every problem of the schedule at once: missing, doubled or misplaced passes, unmet order within
-/// a rank (F before B or I, I before W, slices forward ascending and backward descending), gradient
-/// order (the weight passes of a stage come microbatch ascending, slice descending), and deadlock
-/// across ranks. Empty when the schedule can run.
+/// Every problem of the schedule at once, empty when it can run:
+///  - missing, doubled and misplaced passes: per stage, microbatch and slice one F and either B or
+///  I
+///    and W; D and U in pairs; E and G, S and T of every rank where there are any;
+///  - order within a rank: F before B or I, I before W, F before D before U before B or I, slices
+///    forward ascending and backward descending;
+///  - gradient order: the weight passes (B or W) of a stage come microbatch ascending, slice
+///    descending, so that every schedule adds up the same sum;
+///  - deadlock across ranks.
+/// Neighbouring microbatches with the same problem are told together. After 1000 problems the last
+/// one counts the rest. Takes time linear in the number of passes.
 std::vector<Problem> validate(const Schedule& schedule);
 
 /// The problems as text: one line each, then the grid of passes in which cells that can never run
-/// are marked with '!'.
+/// are marked with '!' and other cells that a problem names with '?'. Of a long schedule the grid
+/// shows the part around the first marked cell.
 std::string describe_problems(const Schedule& schedule, const std::vector<Problem>& problems);
 
 }  // namespace sluice

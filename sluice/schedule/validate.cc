@@ -53,8 +53,9 @@ class Validator {
   void collect();
   bool check_place(int rank, int position, const Pass& pass);
   void check_missing();
-  void report_missing(int stage, const char* what, PassKind kind, std::size_t first,
-                      std::size_t last);
+  void check_missing_shards(PassKind forward, PassKind backward);
+  template <typename Broken>
+  void report_units(int place, PassKind kind, std::string_view what, const Broken& broken);
   void check_order();
   void check_pass_order(int rank, int position, const Pass& pass, std::vector<std::uint16_t>& seen);
   void check_gradient_order(int rank, int position, const Pass& pass, std::vector<Pass>& last);
@@ -70,6 +71,7 @@ class Validator {
   const Schedule& schedule_;
   UnitIndex index_;
   std::vector<std::uint16_t> present_;  // per unit: bit(kind) of every stage pass there is
+  std::uint16_t used_ = 0;              // bit(kind) of every kind that occurs
   std::vector<Pass> misplaced_;         // on a rank that does not hold their stage
   std::vector<Problem> problems_;
   std::int64_t num_left_out_ = 0;
@@ -116,30 +118,21 @@ bool Validator::check_place(int rank, int position, const Pass& pass) {
     add(rank, position, fmt::format("{} has no place in a forward-only schedule", show(pass)));
     return false;
   }
-  if (!is_stage_pass(pass.kind)) {
-    Pass first_stage = pass;
-    first_stage.stage = 0;
-    if (!index_.contains(first_stage)) {
-      add(rank, position, fmt::format("{} is outside the schedule's microbatches", show(pass)));
-    } else if (pass.stage != rank) {
-      add(rank, position,
-          fmt::format("{} is on rank {}, but its first number is the rank that holds the shard",
-                      show(pass), rank));
-    }
-    return false;
-  }
   if (!index_.contains(pass)) {
     add(rank, position,
         fmt::format(
-            "{} is outside the schedule, which has {} stages, {} microbatches and {} slices",
-            to_string(pass, true), index_.num_stages, index_.num_microbatches, index_.num_slices));
+            "{} is outside the schedule, which has {} ranks, {} stages, {} microbatches and {} "
+            "slices",
+            to_string(pass, true), index_.num_ranks, index_.num_stages, index_.num_microbatches,
+            index_.num_slices));
     return false;
   }
-  const int home = schedule_.placement.rank_of(pass.stage);
+  const int home = home_rank(schedule_, pass);
   if (home != rank) {
+    const std::string what = is_stage_pass(pass.kind) ? fmt::format("stage {}", pass.stage)
+                                                      : "that shard of the vocabulary";
     add(rank, position,
-        fmt::format("{} is on rank {}, but stage {} is on rank {}", show(pass), rank, pass.stage,
-                    home));
+        fmt::format("{} is on rank {}, but {} is on rank {}", show(pass), rank, what, home));
     misplaced_.push_back(pass);
   }
   return true;
@@ -156,6 +149,7 @@ void Validator::collect() {
         add(rank, static_cast<int>(i), fmt::format("{} occurs more than once", show(pass)));
       }
       kinds = static_cast<std::uint16_t>(kinds | bit(pass.kind));
+      used_ = static_cast<std::uint16_t>(used_ | bit(pass.kind));
     }
   }
 }
@@ -190,35 +184,49 @@ const std::array<Rule, 7> kRules{{
      [](std::uint16_t k, bool) { return (k & (kD | kU)) == kU; }},
 }};
 
-void Validator::report_missing(int stage, const char* what, PassKind kind, std::size_t first,
-                               std::size_t last) {
+// Neighbouring microbatches (and slices) that break the same rule make one problem.
+template <typename Broken>
+void Validator::report_units(int place, PassKind kind, std::string_view what,
+                             const Broken& broken) {
+  const std::uint16_t* kinds = present_.data() + index_(place, 0, 0);
+  const bool is_stage = place < index_.num_stages;
   const auto pass_at = [&](std::size_t unit) {
     const auto slices = static_cast<std::size_t>(index_.num_slices);
-    return show({.kind = kind,
-                 .stage = stage,
-                 .microbatch = static_cast<std::int32_t>(unit / slices),
-                 .slice = static_cast<std::int32_t>(unit % slices)});
+    return Pass{.kind = kind,
+                .stage = is_stage ? place : place - index_.num_stages,
+                .microbatch = static_cast<std::int32_t>(unit / slices),
+                .slice = static_cast<std::int32_t>(unit % slices)};
   };
-  const std::string which = first == last
-                                ? pass_at(first)
-                                : fmt::format("each of {} to {}", pass_at(first), pass_at(last));
-  add(schedule_.placement.rank_of(stage), -1, fmt::format("{} {}", which, what));
+  for (std::size_t unit = 0; unit < index_.units_per_place(); ++unit) {
+    if (!broken(kinds[unit])) continue;
+    const std::size_t first = unit;
+    while (unit + 1 < index_.units_per_place() && broken(kinds[unit + 1])) ++unit;
+    const std::string passes =
+        first == unit ? show(pass_at(first))
+                      : fmt::format("each of {} to {}", show(pass_at(first)), show(pass_at(unit)));
+    add(home_rank(schedule_, pass_at(first)), -1, fmt::format("{} {}", passes, what));
+  }
 }
 
 void Validator::check_missing() {
-  const std::size_t units_per_stage = index_(1, 0, 0);
   for (int stage = 0; stage < index_.num_stages; ++stage) {
-    const std::uint16_t* kinds = present_.data() + index_(stage, 0, 0);
     for (const Rule& rule : kRules) {
-      // Neighbouring microbatches that break the same rule make one problem.
-      for (std::size_t unit = 0; unit < units_per_stage; ++unit) {
-        if (!rule.broken(kinds[unit], schedule_.forward_only)) continue;
-        const std::size_t first = unit;
-        while (unit + 1 < units_per_stage && rule.broken(kinds[unit + 1], schedule_.forward_only)) {
-          ++unit;
-        }
-        report_missing(stage, rule.text, rule.kind, first, unit);
-      }
+      report_units(stage, rule.kind, rule.text,
+                   [&](std::uint16_t kinds) { return rule.broken(kinds, schedule_.forward_only); });
+    }
+  }
+  check_missing_shards(PassKind::kEmbedForward, PassKind::kEmbedBackward);
+  check_missing_shards(PassKind::kVocabForward, PassKind::kVocabBackward);
+}
+
+void Validator::check_missing_shards(PassKind forward, PassKind backward) {
+  if ((used_ & (bit(forward) | bit(backward))) == 0) return;
+  for (const PassKind kind : {forward, backward}) {
+    if (kind == backward && schedule_.forward_only) continue;
+    for (int rank = 0; rank < index_.num_ranks; ++rank) {
+      report_units(index_.num_stages + rank, kind,
+                   "is missing: every rank holds a shard of the vocabulary",
+                   [&](std::uint16_t kinds) { return (kinds & bit(kind)) == 0; });
     }
   }
 }
@@ -237,8 +245,8 @@ void Validator::check_order() {
     const std::vector<Pass>& passes = schedule_.ranks[static_cast<std::size_t>(rank)];
     for (std::size_t i = 0; i < passes.size(); ++i) {
       const Pass& pass = passes[i];
-      if (!is_stage_pass(pass.kind) || !index_.contains(pass)) continue;
-      if (schedule_.placement.rank_of(pass.stage) != rank) continue;  // reported as misplaced
+      if (!index_.contains(pass)) continue;
+      if (home_rank(schedule_, pass) != rank) continue;  // reported as misplaced
       check_pass_order(rank, static_cast<int>(i), pass, seen);
       check_gradient_order(rank, static_cast<int>(i), pass, last_weight);
       see(pass);
@@ -250,10 +258,10 @@ void Validator::check_pass_order(int rank, int position, const Pass& pass,
                                  std::vector<std::uint16_t>& seen) {
   // A pass that is nowhere is reported as missing; here the order of those that are there counts.
   const auto needs = [&](PassKind kind, int slice) {
-    const std::size_t unit = index_(pass.stage, pass.microbatch, slice);
-    if ((seen[unit] & bit(kind)) != 0 || (present_[unit] & bit(kind)) == 0) return;
     const Pass first{
         .kind = kind, .stage = pass.stage, .microbatch = pass.microbatch, .slice = slice};
+    const std::size_t unit = index_(first);
+    if ((seen[unit] & bit(kind)) != 0 || (present_[unit] & bit(kind)) == 0) return;
     add(rank, position, fmt::format("{} comes before {}", show(pass), show(first)));
   };
   switch (pass.kind) {
@@ -278,7 +286,14 @@ void Validator::check_pass_order(int rank, int position, const Pass& pass,
     case PassKind::kReload:
       needs(PassKind::kOffload, pass.slice);
       break;
-    default:
+    case PassKind::kEmbedBackward:
+      needs(PassKind::kEmbedForward, pass.slice);
+      break;
+    case PassKind::kVocabBackward:
+      needs(PassKind::kVocabForward, pass.slice);
+      break;
+    case PassKind::kEmbedForward:
+    case PassKind::kVocabForward:
       break;
   }
 }
@@ -319,7 +334,7 @@ std::string Validator::describe_wait(int rank, const Walk& walk) const {
   const auto r = static_cast<std::size_t>(rank);
   const Pass& stuck = schedule_.ranks[r][static_cast<std::size_t>(walk.stop[r])];
   const Pass awaited = actual(walk.missing[r]);
-  const int other = schedule_.placement.rank_of(awaited.stage);
+  const int other = home_rank(schedule_, awaited);
   const int position = position_on(other, awaited);
   std::string text = fmt::format("rank {} stops at {} (position {}), which needs {}", rank,
                                  show(stuck), walk.stop[r], show(awaited));
@@ -342,7 +357,7 @@ void Validator::check_deadlock() {
     // A pass that is nowhere leads to no rank.
     const Pass awaited = actual(reached.missing[rank]);
     if ((present_[index_(awaited)] & bit(awaited.kind)) == 0) return rank;
-    return static_cast<std::size_t>(schedule_.placement.rank_of(reached.missing[rank].stage));
+    return static_cast<std::size_t>(home_rank(schedule_, awaited));
   };
   // A stopped rank waits for one pass of one rank: follow that to find the rings.
   std::vector<std::size_t> visit(num_ranks, 0);  // the round in which a rank was seen, 0: not yet
@@ -369,7 +384,10 @@ void Validator::check_deadlock() {
     if (!is_stuck(rank) || in_ring[rank] != 0) continue;
     const Pass& stuck = schedule_.ranks[rank][static_cast<std::size_t>(reached.stop[rank])];
     // Within a stage the pass waited for is missing or comes later, which is reported already.
-    if (reached.missing[rank].stage == stuck.stage) continue;
+    const Pass& awaited = reached.missing[rank];
+    if (is_stage_pass(awaited.kind) == is_stage_pass(stuck.kind) && awaited.stage == stuck.stage) {
+      continue;
+    }
     add(static_cast<int>(rank), reached.stop[rank], describe_wait(static_cast<int>(rank), reached));
   }
 }

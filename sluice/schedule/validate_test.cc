@@ -61,9 +61,11 @@ TEST(Validate, ReportsMisplacedPasses) {
   outside.ranks[0].push_back(parse_pass("5F0"));
   outside.ranks[0].push_back({.kind = PassKind::kForward, .stage = -1});
   EXPECT_EQ(problems_of(outside),
-            "0@2 0F7.0 is outside the schedule, which has 1 stages, 1 microbatches and 1 slices\n"
-            "0@3 5F0.0 is outside the schedule, which has 1 stages, 1 microbatches and 1 slices\n"
-            "0@4 -1F0.0 is outside the schedule, which has 1 stages, 1 microbatches and 1 "
+            "0@2 0F7.0 is outside the schedule, which has 1 ranks, 1 stages, 1 microbatches and 1 "
+            "slices\n"
+            "0@3 5F0.0 is outside the schedule, which has 1 ranks, 1 stages, 1 microbatches and 1 "
+            "slices\n"
+            "0@4 -1F0.0 is outside the schedule, which has 1 ranks, 1 stages, 1 microbatches and 1 "
             "slices\n");
 }
 
@@ -98,6 +100,31 @@ TEST(Validate, ReportsOffloadsThatDoNotPairUp) {
   EXPECT_NE(problems_of("0F0,0U0,0D0,0B0\n").find("0U0 comes before 0D0"), std::string::npos);
   EXPECT_NE(problems_of("0F0,0D0,0B0,0U0\n").find("0B0 comes before 0U0"), std::string::npos);
   EXPECT_NE(problems_of("0D0,0F0,0U0,0B0\n").find("0D0 comes before 0F0"), std::string::npos);
+}
+
+TEST(Validate, AcceptsShardsOfTheVocabulary) {
+  EXPECT_EQ(problems_of("0E0,0F0,0S0,0T0,0B0,0G0\n1E0,1F0,1S0,1B0,1T0,1G0\n"), "");
+}
+
+TEST(Validate, ReportsMissingShardsOfTheVocabulary) {
+  EXPECT_EQ(problems_of("0F0,0S0,0B0,0T0\n1F0,1S0,1B0\n"),
+            "1@-1 1T0 is missing: every rank holds a shard of the vocabulary\n");
+  EXPECT_EQ(problems_of("0E0,0F0,0B0,0G0\n1F0,1B0,1G0\n"),
+            "1@-1 1E0 is missing: every rank holds a shard of the vocabulary\n"
+            "0@1 rank 0 stops at 0F0 (position 1), which needs 1E0, and rank 1 has none\n"
+            "1@0 rank 1 stops at 1F0 (position 0), which needs 0F0 of rank 0 (position 1), which "
+            "stops at 0F0 (position 1)\n");
+}
+
+TEST(Validate, ReportsShardsOfTheVocabularyThatComeTooLate) {
+  // Rank 1 wants the gradient before rank 0 has computed its logits, and rank 0 the gradient first.
+  EXPECT_EQ(problems_of("0F0,0B0,0S0,0T0\n1F0,1S0,1B0,1T0\n"),
+            "0@1 deadlock: rank 0 stops at 0B0 (position 1), which needs 1B0 of rank 1 (position "
+            "2), which stops at 1B0 (position 2); rank 1 stops at 1B0 (position 2), which needs "
+            "0S0 of rank 0 (position 2), which stops at 0B0 (position 1)\n");
+  EXPECT_NE(problems_of("0F0,0T0,0S0,0B0\n").find("0T0 comes before 0S0"), std::string::npos);
+  EXPECT_NE(problems_of("0S0,0F0,0T0,0B0\n").find("rank 0 stops at 0S0"), std::string::npos);
+  EXPECT_NE(problems_of("0E0,0F0,0G0,0B0\n").find("rank 0 stops at 0G0"), std::string::npos);
 }
 
 TEST(Validate, ReportsARingOfRanksAsOneDeadlock) {

@@ -6,7 +6,7 @@
 namespace sluice {
 namespace {
 
-enum Done : std::uint8_t { kForwardDone = 1, kInputDone = 2 };
+enum Done : std::uint8_t { kForwardDone = 1, kInputDone = 2, kEmbedDone = 4, kLogitsDone = 8 };
 
 class Walker {
  public:
@@ -15,6 +15,14 @@ class Walker {
         index_(schedule),
         done_(index_.size()),
         waiting_(schedule.ranks.size(), 0) {
+    for (const std::vector<Pass>& passes : schedule.ranks) {
+      for (const Pass& pass : passes) {
+        has_embed_ = has_embed_ || pass.kind == PassKind::kEmbedForward;
+        has_logits_ = has_logits_ || pass.kind == PassKind::kVocabForward;
+      }
+    }
+    if (has_embed_) num_embeds_.resize(index_.units_per_place());
+    if (has_logits_) num_logits_.resize(index_.units_per_place());
     result_.stop.resize(schedule.ranks.size());
     result_.missing.resize(schedule.ranks.size());
   }
@@ -51,7 +59,7 @@ class Walker {
     waiting_[r] = 0;
     for (; position < passes.size(); ++position) {
       const Pass& pass = passes[position];
-      if (!index_.contains(pass) || !is_stage_pass(pass.kind)) continue;
+      if (!index_.contains(pass)) continue;
       if (!can_run(pass, result_.missing[r])) {
         waiting_[r] = 1;
         break;
@@ -61,58 +69,113 @@ class Walker {
     result_.stop[r] = static_cast<int>(position);
   }
 
-  bool has(int stage, int microbatch, int slice, Done what) const {
-    return (done_[index_(stage, microbatch, slice)] & what) != 0;
-  }
-
   bool can_run(const Pass& pass, Pass& missing) const {
-    const auto needs = [&](PassKind kind, int stage, int slice, Done what) {
-      if (has(stage, pass.microbatch, slice, what)) return true;
-      missing = {.kind = kind, .stage = stage, .microbatch = pass.microbatch, .slice = slice};
+    const int last_stage = index_.num_stages - 1;
+    const auto [kind, stage, microbatch, slice] = pass;
+    // The kind of a neighbour's backward is not known here; validate() looks it up.
+    const auto needs = [&](PassKind other, int place, int other_slice, Done what) {
+      const Pass first{
+          .kind = other, .stage = place, .microbatch = pass.microbatch, .slice = other_slice};
+      if ((done_[index_(first)] & what) != 0) return true;
+      missing = first;
       return false;
     };
-    const auto [kind, stage, microbatch, slice] = pass;
     switch (kind) {
       case PassKind::kForward:
-        return (stage == 0 || needs(kind, stage - 1, slice, kForwardDone)) &&
+        return (stage == 0 ? needs_shards(pass, PassKind::kEmbedForward, kEmbedDone, missing)
+                           : needs(kind, stage - 1, slice, kForwardDone)) &&
                (slice == 0 || needs(kind, stage, slice - 1, kForwardDone));
       case PassKind::kBackward:
       case PassKind::kBackwardInput:
-        // The kind of the neighbours' backward is not known here; validate() looks it up.
         return needs(PassKind::kForward, stage, slice, kForwardDone) &&
-               (stage == index_.num_stages - 1 || needs(kind, stage + 1, slice, kInputDone)) &&
+               (stage == last_stage
+                    ? needs_shards(pass, PassKind::kVocabForward, kLogitsDone, missing)
+                    : needs(kind, stage + 1, slice, kInputDone)) &&
                (slice == index_.num_slices - 1 || needs(kind, stage, slice + 1, kInputDone));
       case PassKind::kBackwardWeight:
         return needs(PassKind::kBackwardInput, stage, slice, kInputDone);
-      default:
+      case PassKind::kEmbedForward:
+        return true;
+      case PassKind::kEmbedBackward:
+        return needs(PassKind::kBackwardInput, 0, slice, kInputDone);
+      case PassKind::kVocabForward:
+        return needs(PassKind::kForward, last_stage, slice, kForwardDone);
+      case PassKind::kVocabBackward:
+        return needs_shards(pass, PassKind::kVocabForward, kLogitsDone, missing);
+      case PassKind::kOffload:
+      case PassKind::kReload:
         return needs(PassKind::kForward, stage, slice, kForwardDone);
     }
+    return true;
+  }
+
+  // Whether every rank has run its E or S; trivially so when the schedule has none.
+  bool needs_shards(const Pass& pass, PassKind kind, Done what, Pass& missing) const {
+    const std::vector<int>& counts = what == kEmbedDone ? num_embeds_ : num_logits_;
+    if (counts.empty() || counts[index_(0, pass.microbatch, pass.slice)] == index_.num_ranks) {
+      return true;
+    }
+    Pass shard{.kind = kind, .stage = 0, .microbatch = pass.microbatch, .slice = pass.slice};
+    while ((done_[index_(shard)] & what) != 0) ++shard.stage;
+    missing = shard;
+    return false;
   }
 
   void finish(const Pass& pass) {
-    std::uint8_t& done = done_[index_(pass)];
-    if (pass.kind == PassKind::kForward) {
-      done |= kForwardDone;
-      wake(pass.stage + 1);
-    } else if (pass.kind == PassKind::kBackward || pass.kind == PassKind::kBackwardInput) {
-      done |= kInputDone;
-      wake(pass.stage - 1);
+    switch (pass.kind) {
+      case PassKind::kForward:
+        done_[index_(pass)] |= kForwardDone;
+        if (pass.stage + 1 < index_.num_stages) {
+          wake(schedule_.placement.rank_of(pass.stage + 1));
+        } else if (has_logits_) {
+          wake_all();
+        }
+        break;
+      case PassKind::kBackward:
+      case PassKind::kBackwardInput:
+        done_[index_(pass)] |= kInputDone;
+        if (pass.stage > 0) {
+          wake(schedule_.placement.rank_of(pass.stage - 1));
+        } else if (has_embed_) {
+          wake_all();
+        }
+        break;
+      case PassKind::kEmbedForward:
+        finish_shard(pass, kEmbedDone, num_embeds_);
+        break;
+      case PassKind::kVocabForward:
+        finish_shard(pass, kLogitsDone, num_logits_);
+        break;
+      default:
+        break;
     }
   }
 
-  // Puts the rank of `stage` back to work if it stopped. Every finished pass wakes at most one
-  // rank, so the walk is linear in the number of passes.
-  void wake(int stage) {
-    if (stage < 0 || stage >= index_.num_stages) return;
-    const int rank = schedule_.placement.rank_of(stage);
+  void finish_shard(const Pass& pass, Done what, std::vector<int>& counts) {
+    std::uint8_t& done = done_[index_(pass)];
+    if ((done & what) != 0) return;  // a doubled pass
+    done = static_cast<std::uint8_t>(done | what);
+    if (++counts[index_(0, pass.microbatch, pass.slice)] == index_.num_ranks) wake_all();
+  }
+
+  // Puts a rank back to work if it stopped. A finished pass wakes at most one rank, and one pass
+  // per microbatch and slice all ranks, so the walk is linear in the number of passes.
+  void wake(int rank) {
     if (waiting_[static_cast<std::size_t>(rank)] == 0) return;
     waiting_[static_cast<std::size_t>(rank)] = 0;
     ready_.push_back(rank);
   }
+  void wake_all() {
+    for (int rank = 0; rank < index_.num_ranks; ++rank) wake(rank);
+  }
 
   const Schedule& schedule_;
   UnitIndex index_;
+  bool has_embed_ = false;
+  bool has_logits_ = false;
   std::vector<std::uint8_t> done_;     // Done bits of each unit
+  std::vector<int> num_embeds_;        // per microbatch and slice: ranks that ran E
+  std::vector<int> num_logits_;        // the same for S
   std::vector<std::uint8_t> waiting_;  // per rank: stopped and not in ready_
   std::vector<int> ready_;
   Walk result_;
@@ -121,7 +184,8 @@ class Walker {
 }  // namespace
 
 bool UnitIndex::fits_in_memory(std::int64_t num_passes) const {
-  const double num_units = static_cast<double>(num_stages) * num_microbatches * num_slices;
+  const double num_places = static_cast<double>(num_stages) + num_ranks;
+  const double num_units = num_places * num_microbatches * num_slices;
   return num_units <= 8.0 * static_cast<double>(num_passes) + 4096.0;
 }
 
@@ -135,6 +199,10 @@ bool is_stage_pass(PassKind kind) {
     default:
       return true;
   }
+}
+
+int home_rank(const Schedule& schedule, const Pass& pass) {
+  return is_stage_pass(pass.kind) ? schedule.placement.rank_of(pass.stage) : pass.stage;
 }
 
 Walk walk(const Schedule& schedule) { return Walker(schedule).run(); }
