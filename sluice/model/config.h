@@ -10,8 +10,8 @@ namespace sluice {
 /// least fp32.
 enum class DType : std::uint8_t { kFloat32, kFloat64, kBFloat16 };
 
-/// What a forward keeps for its backward. `selective` recomputes norms, rotary inputs and the SwiGLU
-/// product; `full` keeps each layer's input alone.
+/// What a forward keeps for its backward. `selective` recomputes norms, rotary inputs and the
+/// SwiGLU product; `full` keeps each layer's input alone.
 enum class Recompute : std::uint8_t { kNone, kSelective, kFull };
 
 /// Names as in a Hugging Face config.json.

@@ -26,11 +26,11 @@ using Layout = std::vector<StageLayers>;
 
 /// Parses `pipeline.layers`: "auto", "uniform", a comma list such as "3,3,2", or a Megatron layout
 /// string such as "Et*3|(tt|)*2,tL" (letters E, t, L; stage i is what stands before the i-th bar).
-/// `rank_of_stage` lets "auto" balance ranks, not stages: it minimises the busiest rank's forward and
-/// backward cost from the FLOPs of the layers, the embedding and the output layer, then prefers the
-/// most even stages. "uniform" gives the first stages one layer more when layers do not divide.
-/// Throws: InvalidArgument naming the value, the rule and what would fit; layers are counted against
-/// the config, and letters that are not implemented are refused by name.
+/// `rank_of_stage` lets "auto" balance ranks, not stages: it minimises the busiest rank's forward
+/// and backward cost from the FLOPs of the layers, the embedding and the output layer, then prefers
+/// the most even stages. "uniform" gives the first stages one layer more when layers do not divide.
+/// Throws: InvalidArgument naming the value, the rule and what would fit; layers are counted
+/// against the config, and letters that are not implemented are refused by name.
 Layout parse_layout(std::string_view text, const ModelConfig& config,
                     const std::vector<int>& rank_of_stage, std::int64_t sequence_length);
 

@@ -14,19 +14,23 @@ namespace sluice {
 /// How a parameter starts.
 enum class Init : std::uint8_t { kNormal, kOnes };
 
-/// Name, shape and rules of one parameter; the name is the Hugging Face tensor name and the only key
-/// used for initialisation and checkpoints.
+/// Name, shape and rules of one parameter; the name is the Hugging Face tensor name and the only
+/// key used for initialisation and checkpoints.
 struct ParameterSpec {
-  std::string name;
-  std::vector<std::int64_t> shape;
+  std::string name{};
+  std::vector<std::int64_t> shape{};
   Init init = Init::kNormal;
   double init_std = 0.02;
   bool decayed = true;  // weight decay applies (matrices only)
-  std::string tied_to;  // not empty: the value is that of the parameter named here (tied embeddings);
-                        // initialised by that name, its gradient is added to that parameter's
+  /// Not empty: the value is that of the parameter named here (tied embeddings). It is initialised by
+  /// that name, and its gradient has to be added to that parameter's before the optimizer.
+  std::string tied_to{};
 };
 
-/// A weight and its gradient accumulator, both contiguous and 64-byte aligned, owned by the stage.
+/// A weight and its gradient accumulator, both contiguous, owned by the stage. Several may be row
+/// ranges of one matrix (q, k and v; gate and up), each 64-byte aligned when its rows' bytes are a
+/// multiple of 64. Write into the tensors; never put another tensor in their place, as the stage
+/// would not see it.
 struct Parameter {
   ParameterSpec spec;
   at::Tensor value;     // the model's dtype

@@ -1,5 +1,5 @@
 // stage.h - the layers of one pipeline stage with explicit forward, backward for the input and
-// backward for the weights. Read next: decoder_layer.h, output_layer.h.
+// backward for the weights. Read next: saved.h, decoder_layer.h, output_layer.h.
 //
 // Shapes: B sequences of a microbatch, T tokens of the slice, D hidden size.
 #pragma once
@@ -11,70 +11,29 @@
 #include <memory>
 #include <vector>
 
+#include "sluice/model/accounting.h"
 #include "sluice/model/config.h"
 #include "sluice/model/layout.h"
+#include "sluice/model/loss.h"
 #include "sluice/model/parameter.h"
+#include "sluice/model/saved.h"
 
 namespace sluice {
 
-/// Tensors that one layer keeps between its passes, in an order only the layer knows. The runtime
-/// counts, moves (offload) and brings back the tensors without knowing what they are.
-struct SavedTensors {
-  std::vector<at::Tensor> tensors;
-};
-
-/// Everything one stage keeps for one (microbatch, slice) from F until B, or until I and then W.
-/// After I only what W needs is left in it.
-struct StageSaved {
-  SavedTensors embedding;            // stages with the embedding: the tokens
-  std::vector<SavedTensors> layers;  // one per decoder layer
-  SavedTensors head;                 // stages with the output layer
-};
-
-/// Called with every tensor at the moment it becomes saved, so that the runtime can charge it.
-using KeepTensor = std::function<void(const at::Tensor&)>;
-
-/// Keys and values that the slices of one microbatch share in one decoder layer: k[j], v[j] belong to
-/// slice j, [B, KV heads, T, head size]. dk, dv accumulate what later slices add (fp32 for bf16).
-/// With one slice all four stay empty: k and v are then saved tensors like any other.
-struct LayerKeyValues {
-  std::vector<at::Tensor> k, v, dk, dv;
-};
-
-/// One LayerKeyValues per decoder layer of the stage, for one microbatch. Owned by the runtime.
-struct KeyValueContext {
-  int num_slices = 1;
-  std::vector<LayerKeyValues> layers;
-};
-
 /// What a stage's forward gets.
 struct StageInput {
-  at::Tensor tokens_BT;   // int64, stages with the embedding
-  at::Tensor x_BTD;       // all other stages; taken over by the stage
-  at::Tensor targets_BT;  // int64, stages with the output layer; ignore_index marks no target
+  at::Tensor tokens_BT{};   // int64, stages with the embedding
+  at::Tensor x_BTD{};       // all other stages; taken over by the stage
+  at::Tensor targets_BT{};  // int64, stages with the output layer; ignore_index marks no target
   std::int64_t first_position = 0;  // absolute position of the slice's first token
   int slice = 0;
 };
 
-struct LossOptions {
-  double scale = 1.0;  // d(total loss)/d(cross entropy of one token): 1 / valid targets of the batch
-  std::int64_t ignore_index = -100;
-  double z_loss = 0.0;  // adds z_loss * logsumexp^2 per token
-};
-
-/// Sums over the valid targets of one (microbatch, slice), in fp64.
-struct LossSum {
-  double cross_entropy = 0.0;
-  double z_loss = 0.0;
-  std::int64_t num_targets = 0;
-};
-
-/// One stage: parameters and the functions of its passes. Everything is written with ATen calls (and
-/// fused CPU loops); autograd is not involved.
-/// Bits: the result of a pass depends on its inputs alone, never on the schedule; backward() gives
-/// the same bits as backward_input() followed by backward_weight(). Gradients are accumulated by one
-/// in-place addition per pass, so the order of weight passes fixes the sum.
-/// Threads: one at a time.
+/// One stage: parameters and the functions of its passes. Everything is written with ATen calls
+/// (and fused CPU loops); autograd is not involved. Bits: the result of a pass depends on its
+/// inputs alone, never on the schedule; backward() gives the same bits as backward_input() followed
+/// by backward_weight(). Gradients are accumulated by one in-place addition per pass, so the order
+/// of weight passes fixes the sum. Threads: one at a time.
 class Stage {
  public:
   /// Allocates parameters on `device` and initialises them by (seed, name).
@@ -124,26 +83,5 @@ class Stage {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-/// Bytes of one (microbatch, slice) of B x T tokens through a stage, exactly as the stage's passes
-/// allocate them (tests hold them equal to the byte). Free of tensors.
-struct StageBytes {
-  std::int64_t weights = 0, gradients = 0;
-  std::int64_t saved = 0;             // after F
-  std::int64_t saved_for_weight = 0;  // after I
-  std::int64_t boundary = 0;          // one boundary tensor, 0 for none: x_BTD
-  std::int64_t workspace_forward = 0, workspace_backward = 0;  // transient peaks beyond `saved`
-  std::int64_t workspace_backward_input = 0, workspace_backward_weight = 0;
-};
-StageBytes stage_bytes(const ModelConfig& config, const StageLayers& layers, std::int64_t batch,
-                       std::int64_t tokens, std::int64_t num_slices);
-
-/// Relative compute cost of a stage's passes in FLOPs of one (microbatch, slice): what `auto` layout
-/// and the planner start from before anything is measured.
-struct StageFlops {
-  double forward = 0.0, backward_input = 0.0, backward_weight = 0.0;
-};
-StageFlops stage_flops(const ModelConfig& config, const StageLayers& layers, std::int64_t batch,
-                       std::int64_t tokens);
 
 }  // namespace sluice

@@ -1,0 +1,168 @@
+#include "sluice/model/attention_block.h"
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+
+#include <cmath>
+#include <utility>
+
+#include "sluice/common/errors.h"
+#include "sluice/model/attention.h"
+#include "sluice/model/dtype.h"
+
+namespace sluice {
+namespace {
+
+// Slices 0..i as slice i sees them.
+KeyValueSlices visible_slices(const LayerKeyValues& shared, int slice) {
+  const auto end = static_cast<std::ptrdiff_t>(slice) + 1;
+  return {{shared.k.begin(), shared.k.begin() + end}, {shared.v.begin(), shared.v.begin() + end}};
+}
+
+}  // namespace
+
+AttentionBlock::AttentionBlock(const WeightMaker& maker, const std::string& prefix)
+    : config_(maker.config) {
+  const std::int64_t hidden = config_.hidden_size;
+  const std::int64_t kv_width = config_.num_key_value_heads * config_.head_dim();
+  const double std_deviation = config_.initializer_range;
+  const double into_residual =
+      std_deviation / std::sqrt(2.0 * static_cast<double>(config_.num_hidden_layers));
+  norm_ = maker.make({norm_spec(prefix + "input_layernorm.weight", hidden)});
+  qkv_ = maker.make(
+      {matrix_spec(prefix + "self_attn.q_proj.weight", hidden, hidden, std_deviation),
+       matrix_spec(prefix + "self_attn.k_proj.weight", kv_width, hidden, std_deviation),
+       matrix_spec(prefix + "self_attn.v_proj.weight", kv_width, hidden, std_deviation)});
+  o_ = maker.make({matrix_spec(prefix + "self_attn.o_proj.weight", hidden, hidden, into_residual)});
+}
+
+at::Tensor AttentionBlock::forward(const at::Tensor& x_RD, const AttentionSlice& slice,
+                                   AttentionSaved& saved, const KeepTensor& keep) const {
+  return run(x_RD, slice, config_.recompute == Recompute::kNone, /*share=*/true, saved, keep);
+}
+
+at::Tensor AttentionBlock::recompute(const at::Tensor& x_RD, const AttentionSlice& slice,
+                                     AttentionSaved& saved, const KeepTensor& keep) const {
+  return run(x_RD, slice, /*keep_normed=*/false, /*share=*/false, saved, keep);
+}
+
+at::Tensor AttentionBlock::run(const at::Tensor& x_RD, const AttentionSlice& slice,
+                               bool keep_normed, bool share, AttentionSaved& saved,
+                               const KeepTensor& keep) const {
+  const std::int64_t batch = slice.shape.batch, tokens = slice.shape.tokens;
+  const std::int64_t heads = config_.num_attention_heads, size = config_.head_dim();
+  const std::int64_t kv_heads = config_.num_key_value_heads;
+  const at::TensorOptions options = x_RD.options();
+  const at::TensorOptions statistics = options.dtype(statistics_of(x_RD.scalar_type()));
+
+  saved.x_RD = x_RD;
+  saved.reciprocal_R = at::empty({x_RD.size(0)}, statistics);
+  keep(saved.reciprocal_R);
+  at::Tensor normed_RD = at::empty_like(x_RD);
+  if (keep_normed) {
+    keep(normed_RD);
+    saved.normed_RD = normed_RD;
+  }
+  rms_norm_forward(x_RD, norm_.value, config_.rms_norm_eps, normed_RD, saved.reciprocal_R);
+  at::Tensor qkv_RD = at::empty({x_RD.size(0), qkv_.value.size(0)}, options);
+  at::mm_out(qkv_RD, normed_RD, qkv_.value.t());
+  normed_RD.reset();
+
+  saved.q_BTHS = at::empty({batch, tokens, heads, size}, options);
+  keep(saved.q_BTHS);
+  at::Tensor k_BKTS = at::empty({batch, kv_heads, tokens, size}, options);
+  at::Tensor v_BKTS = at::empty({batch, kv_heads, tokens, size}, options);
+  if (slice.shared == nullptr) {
+    keep(k_BKTS);
+    keep(v_BKTS);
+  }
+  rotary_forward(qkv_RD, slice.angles, slice.shape.first_position, saved.q_BTHS, k_BKTS, v_BKTS);
+  qkv_RD.reset();
+  KeyValueSlices visible;
+  if (slice.shared == nullptr) {
+    saved.k_BKTS = k_BKTS;
+    saved.v_BKTS = v_BKTS;
+    visible = {{k_BKTS}, {v_BKTS}};
+  } else {
+    const auto own = static_cast<std::size_t>(slice.shape.slice);
+    if (share) {
+      slice.shared->k[own] = k_BKTS;
+      slice.shared->v[own] = v_BKTS;
+    }
+    visible = visible_slices(*slice.shared, slice.shape.slice);
+  }
+  saved.out_BTHS = at::empty({batch, tokens, heads, size}, options);
+  keep(saved.out_BTHS);
+  saved.lse_BHT = at::empty({batch, heads, tokens}, statistics);
+  keep(saved.lse_BHT);
+  attention_forward(saved.q_BTHS, visible, saved.out_BTHS, saved.lse_BHT);
+  at::Tensor y_RD = at::empty_like(x_RD);
+  at::addmm_out(y_RD, x_RD, saved.out_BTHS.view({x_RD.size(0), -1}), o_.value.t());
+  return y_RD;
+}
+
+at::Tensor AttentionBlock::backward(at::Tensor dy_RD, const AttentionSlice& slice,
+                                    AttentionSaved saved, WeightSink& sink) {
+  const at::Tensor residual_RD = dy_RD;
+  sink.keep(dy_RD);
+  at::Tensor dout_RD = at::empty_like(dy_RD);
+  at::mm_out(dout_RD, dy_RD, o_.value);
+  sink.add(o_.gradient, std::move(dy_RD), saved.out_BTHS.view({residual_RD.size(0), -1}));
+
+  const auto own = static_cast<std::size_t>(slice.shape.slice);
+  std::vector<at::Tensor> dk(1), dv(1);
+  at::Tensor dq_BTHS = at::empty_like(saved.q_BTHS);
+  if (slice.shared == nullptr) {
+    attention_backward(dout_RD.view(saved.q_BTHS.sizes()), saved.q_BTHS,
+                       {{saved.k_BKTS}, {saved.v_BKTS}}, saved.out_BTHS, saved.lse_BHT, dq_BTHS, dk,
+                       dv);
+  } else {
+    attention_backward(dout_RD.view(saved.q_BTHS.sizes()), saved.q_BTHS,
+                       visible_slices(*slice.shared, slice.shape.slice), saved.out_BTHS,
+                       saved.lse_BHT, dq_BTHS, slice.shared->dk, slice.shared->dv);
+    dk[0] = std::move(slice.shared->dk[own]);
+    dv[0] = std::move(slice.shared->dv[own]);
+    slice.shared->dk[own].reset();
+    slice.shared->dv[own].reset();
+    slice.shared->k[own].reset();
+    slice.shared->v[own].reset();
+  }
+  dout_RD.reset();
+  saved.q_BTHS.reset();
+  saved.k_BKTS.reset();
+  saved.v_BKTS.reset();
+  saved.out_BTHS.reset();
+  saved.lse_BHT.reset();
+
+  at::Tensor dqkv_RD = at::empty({residual_RD.size(0), qkv_.value.size(0)}, residual_RD.options());
+  sink.keep(dqkv_RD);
+  rotary_backward(dq_BTHS, dk[0], dv[0], slice.angles, slice.shape.first_position, dqkv_RD);
+  dq_BTHS.reset();
+  dk.clear();
+  dv.clear();
+
+  at::Tensor normed_RD = at::empty_like(residual_RD);  // the gradient first, then the norm's output
+  const bool rebuild = !saved.normed_RD.defined();
+  if (rebuild) sink.keep(normed_RD);
+  at::mm_out(normed_RD, dqkv_RD, qkv_.value);
+  at::Tensor dx_RD = at::empty_like(residual_RD);
+  rms_norm_backward(saved.x_RD, norm_.value, saved.reciprocal_R, residual_RD, normed_RD, rebuild,
+                    dx_RD, norm_.gradient);
+  if (!rebuild) normed_RD = std::move(saved.normed_RD);
+  saved = {};
+  sink.add(qkv_.gradient, std::move(dqkv_RD), std::move(normed_RD));
+  return dx_RD;
+}
+
+void AttentionBlock::backward_weight(at::Tensor* pairs) {
+  for (Weight* weight : {&o_, &qkv_}) {
+    add_weight_gradient(weight->gradient, pairs[0], pairs[1]);
+    pairs[0].reset();
+    pairs[1].reset();
+    pairs += 2;
+  }
+}
+
+}  // namespace sluice
