@@ -30,7 +30,7 @@ double measure_gemm_rate(const std::vector<std::unique_ptr<Transport>>& transpor
   std::mutex mutex;
   double total = 0.0;
   run_ranks(transports, [&](Transport& transport) {
-    const auto options = at::TensorOptions().dtype(scalar_type(model.dtype));
+    const auto options = at::TensorOptions().dtype(value_type(model.dtype));
     const at::Tensor x = at::ones({rows, inner}, options);
     const at::Tensor w = at::ones({inner, columns}, options);
     at::mm(x, w);  // first use sets up threads and code paths

@@ -11,7 +11,6 @@
 #include "sluice/program/verify.h"
 #include "sluice/schedule/registry.h"
 #include "sluice/trace/grid.h"
-#include "sluice/train/optimizer_state.h"
 
 namespace sluice {
 namespace {
@@ -70,17 +69,27 @@ Program lower_and_verify(const Schedule& schedule) {
   return program;
 }
 
+std::int64_t weight_size(DType dtype) {
+  return dtype == DType::kBFloat16 ? 2 : dtype == DType::kFloat32 ? 4 : 8;
+}
+
+/// Both moments and, for a bf16 weight, its fp32 master.
+std::int64_t optimizer_bytes(std::int64_t num_elements, DType dtype) {
+  const std::int64_t state_size = dtype == DType::kFloat64 ? 8 : 4;
+  return num_elements * state_size * (dtype == DType::kBFloat16 ? 3 : 2);
+}
+
 }  // namespace
 
-MemoryModel memory_model(const ModelConfig& model, const Layout& layout, std::int64_t batch,
-                         std::int64_t tokens, int num_slices) {
+MemoryModel memory_model(const ModelConfig& model, const Layout& layout, const Placement& placement,
+                         std::int64_t batch, std::int64_t tokens, int num_slices) {
   MemoryModel memory;
   for (const StageLayers& layers : layout) {
     const StageBytes bytes = stage_bytes(model, layers, batch, tokens, num_slices);
     StageMemory stage;
     stage.weights = bytes.weights;
     stage.gradients = bytes.gradients;
-    stage.optimizer = optimizer_bytes(model, layers);
+    stage.optimizer = optimizer_bytes(bytes.weights / weight_size(model.dtype), model.dtype);
     stage.saved = bytes.saved;
     stage.saved_for_weight = bytes.saved_for_weight;
     stage.boundary_input = layers.has_embedding ? 0 : bytes.boundary;
@@ -90,6 +99,15 @@ MemoryModel memory_model(const ModelConfig& model, const Layout& layout, std::in
     stage.workspace_backward_input = bytes.workspace_backward_input;
     stage.workspace_backward_weight = bytes.workspace_backward_weight;
     memory.stages.push_back(stage);
+  }
+  if (model.tie_word_embeddings) {
+    // The output layer has a gradient of its own but no optimizer state, and on the embedding's
+    // rank no weight either.
+    const std::int64_t matrix = model.vocab_size * model.hidden_size;
+    memory.stages.back().optimizer -= optimizer_bytes(matrix, model.dtype);
+    if (placement.rank_of(0) == placement.rank_of(placement.num_stages() - 1)) {
+      memory.stages.back().weights -= matrix * weight_size(model.dtype);
+    }
   }
   return memory;
 }
@@ -108,8 +126,9 @@ RunPlan make_plan(const RunConfig& config, double flops_per_second) {
   plan.schedule = make_schedule(pipeline.schedule, request);
   plan.program = lower_and_verify(plan.schedule);
   plan.evaluation = lower_and_verify(forward_only(plan.schedule));
-  plan.memory = memory_model(config.model, plan.layout, pipeline.microbatch_size,
-                             config.data.sequence_length / pipeline.slices, pipeline.slices);
+  plan.memory =
+      memory_model(config.model, plan.layout, plan.schedule.placement, pipeline.microbatch_size,
+                   config.data.sequence_length / pipeline.slices, pipeline.slices);
   plan.prediction =
       simulate(plan.program, plan.cost,
                {.record_timeline = true, .memory = &plan.memory, .record_memory = true});

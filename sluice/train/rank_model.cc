@@ -7,6 +7,7 @@
 
 #include "sluice/common/errors.h"
 #include "sluice/runtime/allocator.h"
+#include "sluice/train/hf_config.h"
 
 namespace sluice {
 namespace {
@@ -48,10 +49,8 @@ RankModel::RankModel(const ModelConfig& config, const Layout& layout, const Plac
   const LedgerScope scope(ledger_.get(), MemoryClass::kWorkspace);
   // Parameters are numbered through the whole model, by name alone.
   std::map<std::string, std::int64_t> order;
-  for (const StageLayers& layers : layout) {
-    for (const ParameterSpec& spec : parameter_specs(config, layers)) {
-      order.emplace(spec.name, static_cast<std::int64_t>(order.size()));
-    }
+  for (const WeightShape& weight : weight_shapes(config)) {
+    order.emplace(weight.name, static_cast<std::int64_t>(order.size()));
   }
   for (const int stage : placement.stages_of(rank)) {
     stages_.push_back(
@@ -99,6 +98,18 @@ void RankModel::sum_tied_gradients(Transport& transport) {
     embedding_->gradient.add_(receive_tensor(transport, head_rank_, tag, embedding_->gradient));
   } else {
     send_tensor(transport, embedding_rank_, tag, tied_head_->gradient);
+  }
+}
+
+void RankModel::zero_gradients() {
+  for (auto& stage : stages_) {
+    for (Parameter& parameter : stage->parameters()) parameter.gradient.zero_();
+  }
+}
+
+void RankModel::reset_masters() {
+  for (TrainedParameter& trained : trained_) {
+    if (trained.state.master.defined()) trained.state.master.copy_(trained.parameter->value);
   }
 }
 

@@ -58,9 +58,16 @@ class RankModel {
   /// embedding's value. All ranks call it together.
   void spread_tied(Transport& transport);
 
- private:
+  /// Adds a tied output layer's gradient to the embedding's. All ranks call it together, and meet
+  /// at a collective before the output layer's gradient changes.
   void sum_tied_gradients(Transport& transport);
 
+  void zero_gradients();
+
+  /// After weights were loaded without optimizer state: fp32 masters start from the values.
+  void reset_masters();
+
+ private:
   bool tied_;
   std::unique_ptr<MemoryLedger> ledger_;  // before the tensors it counts
   std::vector<std::unique_ptr<Stage>> stages_;

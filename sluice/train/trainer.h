@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "sluice/runtime/engine.h"
@@ -41,8 +42,8 @@ struct TrainResult {
   bool stopped = false;                   // by TrainEvents::stop
   Timeline measured;                      // of the traced step, else of the fastest one
   std::int64_t measured_step = 0;
-  std::vector<MemoryPeaks> memory;        // per rank, over all training steps
-  MemoryCurve memory_curve;               // of the traced step; empty without run.trace_step
+  std::vector<MemoryPeaks> memory;  // per rank, over all training steps
+  MemoryCurve memory_curve;         // of the traced step; empty without run.trace_step
 };
 
 /// A run: plan, data, one RankModel per rank. Built once, run once.
@@ -62,9 +63,16 @@ class Trainer {
   /// Step the run continues after; 0 for a fresh one.
   std::int64_t first_step() const { return first_step_; }
 
+  /// One line on the data, and what a resumed run does differently from the one it continues.
+  const std::string& data_summary() const { return data_summary_; }
+  const std::vector<std::string>& notes() const { return notes_; }
+
   /// Trains to train.steps. A checkpoint is written every checkpoint_every steps and at the end.
   /// Throws: what a rank threw first; the last checkpoint stays usable.
   TrainResult run(const TrainEvents& events);
+
+  /// Tokens and targets of the first step, for every rank: what checks run on.
+  StepBatch first_batch() const;
 
   /// The ranks' models, for tests and checks; not while run() runs.
   const std::vector<std::unique_ptr<RankModel>>& ranks() { return ranks_; }
@@ -72,14 +80,20 @@ class Trainer {
  private:
   struct Shared;  // what the rank threads of one run() write
 
+  void open_data();
+  void load_weights();
+  void load_latest_checkpoint();
   void rank_loop(Transport& transport, const TrainEvents& events, Shared& shared);
-  std::vector<LossSum> train_step(Engine& engine, RankModel& model, Transport& transport,
-                                  std::int64_t step, UpdateResult& update, bool stop);
-  StepBatch training_batch(std::int64_t step, int rank) const;
-  StepBatch batch_of(const BatchPlan& plan, std::int64_t first_sample, int rank) const;
-  std::optional<double> validate(Engine& engine, Transport& transport) const;
+  bool train_step(Engine& engine, RankModel& model, Transport& transport, bool stop,
+                  StepReport& report);
+  double validate(Engine& evaluator, Transport& transport) const;
+  StepBatch read_batch(const BatchPlan& plan, std::int64_t first_sample, bool needs_tokens,
+                       bool needs_targets) const;
+  StepBatch rank_batch(const BatchPlan& plan, std::int64_t first_sample, int rank) const;
+  std::int64_t sample_of_step(std::int64_t step) const {
+    return first_sample_ + (step - 1 - first_step_) * config_.global_batch();
+  }
   void save(std::int64_t step, Transport& transport, const TrainEvents& events);
-  void load(const std::filesystem::path& folder);
 
   RunConfig config_;
   double peak_flops_per_second_ = 0.0;
@@ -87,8 +101,13 @@ class Trainer {
   c10::Device device_;
   std::unique_ptr<BatchPlan> training_;
   std::unique_ptr<BatchPlan> validation_;  // null: no validation data
+  std::int64_t num_validation_batches_ = 0;
+  std::string data_digest_;
+  std::string data_summary_;
+  std::vector<std::string> notes_;
   std::vector<std::unique_ptr<RankModel>> ranks_;
-  std::int64_t first_step_ = 0;
+  std::int64_t first_step_ = 0;    // steps done before this run
+  std::int64_t first_sample_ = 0;  // first sequence this run trains on
 };
 
 }  // namespace sluice

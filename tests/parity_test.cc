@@ -1,0 +1,243 @@
+// Every schedule, rank count and microbatch count computes what the unsplit model computes under
+// autograd, and all of them compute the same bits.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/randint.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cctype>
+
+#include "sluice/comm/local.h"
+#include "sluice/program/lower.h"
+#include "sluice/program/verify.h"
+#include "sluice/runtime/allocator.h"
+#include "sluice/runtime/rank_thread.h"
+#include "sluice/schedule/registry.h"
+#include "sluice/train/pipeline_step.h"
+
+namespace sluice {
+namespace {
+
+constexpr int kLayers = 17;  // one more than the stages of 8 ranks with two chunks
+constexpr std::int64_t kSequences = 2;
+constexpr std::int64_t kTokens = 5;
+constexpr std::uint64_t kSeed = 11;
+
+ModelConfig small_model(DType dtype, bool tied) {
+  ModelConfig config;
+  config.vocab_size = 23;
+  config.hidden_size = 16;
+  config.intermediate_size = 20;
+  config.num_hidden_layers = kLayers;
+  config.num_attention_heads = 4;
+  config.num_key_value_heads = 2;
+  config.tie_word_embeddings = tied;
+  config.initializer_range = 0.3;  // large enough that every layer matters in the loss
+  config.dtype = dtype;
+  return config;
+}
+
+/// Layers spread unevenly: the rest goes to the middle stages.
+Layout uneven_layout(int num_stages) {
+  std::vector<int> counts(static_cast<std::size_t>(num_stages), kLayers / num_stages);
+  for (int left = kLayers % num_stages, i = num_stages / 3; left > 0; --left, ++i) {
+    ++counts[static_cast<std::size_t>(i % num_stages)];
+  }
+  if (num_stages > 1 && counts[0] > 1) {
+    --counts[0];
+    ++counts[static_cast<std::size_t>(num_stages / 2)];
+  }
+  Layout layout;
+  int first = 0;
+  for (int stage = 0; stage < num_stages; ++stage) {
+    const int count = counts[static_cast<std::size_t>(stage)];
+    layout.push_back({first, count, stage == 0, stage + 1 == num_stages});
+    first += count;
+  }
+  return layout;
+}
+
+/// Random tokens; targets are the next tokens with some marked as none.
+StepBatch random_batch(int num_microbatches) {
+  StepBatch batch;
+  auto generator = at::detail::createCPUGenerator(5);
+  std::int64_t num_targets = 0;
+  for (int i = 0; i < num_microbatches; ++i) {
+    const at::Tensor all = at::randint(0, 23, {kSequences, kTokens + 1}, generator, at::kLong);
+    batch.tokens_BT.push_back(all.narrow(1, 0, kTokens).contiguous());
+    at::Tensor targets = all.narrow(1, 1, kTokens).contiguous();
+    targets[0][i % kTokens] = -100;
+    num_targets += targets.ne(-100).sum().item<std::int64_t>();
+    batch.targets_BT.push_back(targets);
+  }
+  batch.loss.scale = 1.0 / static_cast<double>(num_targets);
+  return batch;
+}
+
+StepBatch first_microbatches(const StepBatch& batch, int count) {
+  StepBatch part = batch;
+  part.tokens_BT.resize(static_cast<std::size_t>(count));
+  part.targets_BT.resize(static_cast<std::size_t>(count));
+  return part;
+}
+
+double relative_error(const at::Tensor& got, const at::Tensor& wanted) {
+  const double scale = wanted.abs().max().item<double>();
+  return (got - wanted).abs().max().item<double>() / std::max(scale, 1e-30);
+}
+
+/// Loss and gradients of the whole batch, unsplit, under autograd.
+ReferenceResult reference(const ModelConfig& config, const NamedTensors& weights,
+                          const StepBatch& batch) {
+  return reference_step(config, weights, at::cat(batch.tokens_BT), at::cat(batch.targets_BT),
+                        batch.loss);
+}
+
+struct Trained {
+  StepOutcome first;     // before any update
+  NamedTensors weights;  // after the steps
+  std::vector<double> losses;
+};
+
+Trained train(const ModelConfig& config, const Program& program, const StepBatch& batch,
+              int num_steps) {
+  const Layout layout = uneven_layout(program.num_stages());
+  auto ranks = make_rank_models(config, layout, program.placement, at::kCPU, kSeed);
+  const auto transports = make_local_transports(program.num_ranks(), {.rendezvous = false});
+  Trained result;
+  result.first = run_pipeline_step(program, ranks, transports, batch);
+  const auto step_transports = make_local_transports(program.num_ranks(), {});
+  run_ranks(step_transports, [&](Transport& transport) {
+    RankModel& model = *ranks[static_cast<std::size_t>(transport.rank())];
+    Engine engine(program, model.stages(), transport, model.ledger());
+    for (int step = 1; step <= num_steps; ++step) {
+      engine.run(batch, [&](const std::vector<LossSum>& losses) {
+        double sum = 0.0;
+        for (const LossSum& loss : losses) sum += loss.cross_entropy;
+        const auto update = model.update(transport, {}, 1e-2, 0.5, step, {sum});
+        if (transport.rank() == 0) {
+          double total = 0.0;
+          for (const auto& share : update.shared) total += share[0];
+          result.losses.push_back(total);
+          result.losses.push_back(update.gradient_norm);
+        }
+      });
+    }
+  });
+  result.weights = copy_weights(ranks);
+  return result;
+}
+
+void expect_same_bits(const NamedTensors& got, const NamedTensors& wanted) {
+  ASSERT_EQ(got.size(), wanted.size());
+  for (const auto& [name, tensor] : wanted) {
+    ASSERT_TRUE(got.contains(name)) << name;
+    EXPECT_TRUE(at::equal(got.at(name), tensor))
+        << name << " differs by " << relative_error(got.at(name), tensor);
+  }
+}
+
+void expect_close(const StepOutcome& got, const ReferenceResult& wanted, double bound) {
+  double loss = 0.0;
+  for (const LossSum& sum : got.losses) loss += sum.cross_entropy;
+  EXPECT_LE(std::abs(loss - wanted.loss.cross_entropy), bound * wanted.loss.cross_entropy);
+  ASSERT_EQ(got.gradients.size(), wanted.gradients.size());
+  for (const auto& [name, gradient] : wanted.gradients) {
+    ASSERT_TRUE(got.gradients.contains(name)) << name;
+    EXPECT_LE(relative_error(got.gradients.at(name), gradient), bound) << name;
+  }
+}
+
+class Parity : public ::testing::TestWithParam<std::tuple<std::string, bool>> {
+ protected:
+  static void SetUpTestSuite() { install_ledger_allocator(); }
+};
+
+/// Microbatch counts below, equal to and not divisible by the ranks.
+std::vector<int> microbatch_counts(int ranks) {
+  std::vector<int> counts{std::max(1, ranks / 2), ranks, 2 * ranks + 1};
+  counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
+  return counts;
+}
+
+TEST_P(Parity, AgreesWithAutogradAndGivesTheSameBitsForEveryRankCount) {
+  const auto& [name, tied] = GetParam();
+  for (int ranks = 1; ranks <= 8; ++ranks) {
+    for (const int m : microbatch_counts(ranks)) {
+      SCOPED_TRACE(::testing::Message() << ranks << " ranks, " << m << " microbatches");
+      Schedule schedule;
+      try {
+        schedule = make_schedule(name, {.ranks = ranks, .microbatches = m});
+      } catch (const InvalidArgument& error) {
+        // Only a schedule that cannot work may refuse, and says what would.
+        EXPECT_EQ(name, "dualpipe-v") << error.what();
+        continue;
+      }
+      const Program program = lower(schedule);
+      ASSERT_TRUE(verify(program).empty());
+      const ModelConfig config = small_model(DType::kFloat64, tied);
+      const StepBatch batch = random_batch(m);
+      const Trained got = train(config, program, batch, 5);
+      if (HasFatalFailure()) return;
+
+      // One rank running 1F1B is the plainest pipeline; autograd is the oracle.
+      const Program plain = lower(make_schedule("1f1b", {.ranks = 1, .microbatches = m}));
+      const Trained wanted = train(config, plain, batch, 5);
+      expect_same_bits(got.first.gradients, wanted.first.gradients);
+      expect_same_bits(got.weights, wanted.weights);
+      EXPECT_EQ(got.losses, wanted.losses);
+      const auto models =
+          make_rank_models(config, uneven_layout(1), plain.placement, at::kCPU, kSeed);
+      expect_close(got.first, reference(config, copy_weights(models), batch), 1e-12);
+    }
+  }
+}
+
+TEST_P(Parity, AgreesWithAutogradInSinglePrecision) {
+  const auto& [name, tied] = GetParam();
+  const int ranks = name == "1f1b" ? 3 : 4;
+  const int m = 2 * ranks + 1;
+  const ModelConfig config = small_model(DType::kFloat32, tied);
+  const StepBatch batch = random_batch(m);
+  const Program program = lower(make_schedule(name, {.ranks = ranks, .microbatches = m}));
+  const Trained got = train(config, program, batch, 2);
+  const auto models =
+      make_rank_models(config, uneven_layout(1), Placement::loop(1, 1), at::kCPU, kSeed);
+  // The oracle runs in fp64 on the same weights, so that its own rounding does not count.
+  ModelConfig exact = config;
+  exact.dtype = DType::kFloat64;
+  NamedTensors weights = copy_weights(models);
+  for (auto& [weight_name, value] : weights) value = value.to(at::kDouble);
+  expect_close(got.first, reference(exact, weights, batch), 1e-5);
+  const Trained again = train(config, program, batch, 2);
+  expect_same_bits(again.weights, got.weights);
+  const Trained plain =
+      train(config, lower(make_schedule("1f1b", {.ranks = 1, .microbatches = m})), batch, 2);
+  expect_same_bits(got.weights, plain.weights);
+}
+
+std::vector<std::string> schedule_names() {
+  std::vector<std::string> names;
+  for (const ScheduleInfo& info : schedule_library()) names.push_back(info.name);
+  return names;
+}
+
+std::string case_name(const ::testing::TestParamInfo<Parity::ParamType>& info) {
+  std::string name = std::get<0>(info.param) + (std::get<1>(info.param) ? "_tied" : "_untied");
+  for (char& c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  }
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, Parity,
+                         ::testing::Combine(::testing::ValuesIn(schedule_names()),
+                                            ::testing::Bool()),
+                         case_name);
+
+}  // namespace
+}  // namespace sluice
