@@ -179,9 +179,7 @@ class Painter {
     const auto width = static_cast<std::size_t>(num_columns);
     std::string text = label_of(cell, rows_, layout_.style.label);
     if (text.size() > width) text = label_of(cell, rows_, Label::kLetter);
-    const bool has_fill = layout_.style.label != Label::kLetter;
-    const char fill = options_.colour ? ' ' : has_fill ? '-' : text[0];
-    text.resize(width, fill);
+    text.resize(width, options_.colour ? ' ' : '-');
     if (layout_.style.gaps && width > 1) text.back() = ' ';
     return text;
   }

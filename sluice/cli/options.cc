@@ -1,0 +1,257 @@
+#include "sluice/cli/options.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <vector>
+
+#include "sluice/cli/files.h"
+#include "sluice/cli/numbers.h"
+#include "sluice/common/errors.h"
+#include "sluice/schedule/registry.h"
+#include "sluice/sim/cost_file.h"
+
+namespace sluice::cli {
+namespace {
+
+// Names that are part of the command line already; each becomes a generator of the library.
+constexpr std::array<std::string_view, 6> kUnbuiltSchedules = {"po",      "po-h",     "po-f",
+                                                               "seq1f1b", "slimpipe", "slice-v"};
+
+[[noreturn]] void refuse_unbuilt(std::string_view what, std::string_view instead) {
+  throw InvalidArgument(fmt::format("{} is not built yet: {}", what, instead));
+}
+
+std::vector<std::string_view> schedule_names() {
+  std::vector<std::string_view> names;
+  for (const ScheduleInfo& info : schedule_library()) names.push_back(info.name);
+  return names;
+}
+
+void check_built(const ScheduleOptions& options) {
+  const bool is_listed = std::find(kUnbuiltSchedules.begin(), kUnbuiltSchedules.end(),
+                                   options.name) != kUnbuiltSchedules.end();
+  const std::vector<std::string_view> names = schedule_names();
+  if (is_listed && std::find(names.begin(), names.end(), options.name) == names.end()) {
+    refuse_unbuilt("schedule " + options.name,
+                   fmt::format("choose one of {}", fmt::join(names, ", ")));
+  }
+  find_schedule(options.name);
+  if (options.slices > 1) {
+    refuse_unbuilt(fmt::format("--slices {}", options.slices), "use --slices 1");
+  }
+  if (!options.attention_ratio.empty()) {
+    refuse_unbuilt("--attention-ratio " + options.attention_ratio, "leave it out");
+  }
+  if (options.exchange != "none") {
+    refuse_unbuilt("--exchange " + options.exchange, "use --exchange none");
+  }
+  if (options.vocab != "last") refuse_unbuilt("--vocab " + options.vocab, "use --vocab last");
+  if (options.offload != "none") {
+    refuse_unbuilt("--offload " + options.offload, "use --offload none");
+  }
+  if (!options.offload_ratio.empty()) {
+    refuse_unbuilt("--offload-ratio " + options.offload_ratio, "leave it out");
+  }
+}
+
+RankTimes parse_times(const std::string& text) {
+  std::vector<double> values;
+  std::string_view rest = text;
+  for (bool more = true; more;) {
+    const std::size_t comma = rest.find(',');
+    more = comma != std::string_view::npos;
+    values.push_back(parse_number("--times", rest.substr(0, comma)));
+    if (more) rest.remove_prefix(comma + 1);
+  }
+  if (values.size() != 3) {
+    throw InvalidArgument(
+        fmt::format("--times {}: must be three numbers F,I,W, such as 1,1,1", text));
+  }
+  if (values[0] + values[1] + values[2] == 0.0) {
+    throw InvalidArgument(fmt::format("--times {}: one of them must be above 0", text));
+  }
+  RankTimes times;
+  times.forward = {values[0]};
+  times.backward_input = {values[1]};
+  times.backward_weight = {values[2]};
+  return times;
+}
+
+CostFile read_costs(const ScheduleOptions& options) {
+  const std::string text = read_input(options.costs_path);
+  try {
+    return parse_cost_file(text, options.ranks);
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(fmt::format("--costs {}: {}", options.costs_path, error.what()));
+  }
+}
+
+bool any_positive(const std::vector<double>& times) {
+  return std::any_of(times.begin(), times.end(), [](double time) { return time > 0.0; });
+}
+
+void check_costs(const ScheduleOptions& options, const CostFile& costs, const Schedule& schedule) {
+  try {
+    check_fits(costs, schedule);
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(fmt::format("--costs {}: {}", options.costs_path, error.what()));
+  }
+  const RankTimes& times = costs.times;
+  if (!any_positive(times.forward) && !any_positive(times.backward) &&
+      !any_positive(times.backward_input) && !any_positive(times.backward_weight)) {
+    throw InvalidArgument(
+        fmt::format("--costs {}: one of the times must be above 0", options.costs_path));
+  }
+}
+
+/// F = I = W everywhere and messages for nothing: what generators assume without being told.
+bool is_unit_cost(const RankTimes& times) {
+  return times.backward.empty() && times.forward.size() == 1 &&
+         times.backward_input == times.forward && times.backward_weight == times.forward &&
+         times.message == 0.0 && times.message_of_rank.empty();
+}
+
+std::string describe_times(const ScheduleOptions& options, const CostFile& costs) {
+  if (!options.costs_path.empty()) return "from " + options.costs_path;
+  const RankTimes& times = costs.times;
+  return fmt::format("F {}, I {}, W {}: of one microbatch on one rank", times.forward[0],
+                     times.backward_input[0], times.backward_weight[0]);
+}
+
+}  // namespace
+
+void add_schedule_options(CLI::App& app, ScheduleOptions& options, bool sizes_required) {
+  std::vector<std::string_view> names = schedule_names();
+  for (const std::string_view name : kUnbuiltSchedules) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  app.add_option("SCHEDULE", options.name, fmt::format("one of {}", fmt::join(names, ", ")))
+      ->required()
+      ->group("Schedule");
+  CLI::Option* ranks =
+      add_whole(app, "--ranks", options.ranks, 1, "number of pipeline ranks")->type_name("P");
+  CLI::Option* microbatches =
+      add_whole(app, "--microbatches", options.microbatches, 1, "microbatches of one training step")
+          ->type_name("M");
+  for (CLI::Option* size : {ranks, microbatches}) size->group("Schedule")->required(sizes_required);
+  if (!sizes_required) {
+    ranks->default_str(std::to_string(options.ranks));
+    microbatches->default_str(std::to_string(options.microbatches));
+  }
+  add_whole(app, "--chunks", options.chunks, 1,
+            "stages on each rank (default 2 for interleaved, breadth-first, gis, gis-h, po* and "
+            "the V shapes, else 1)")
+      ->type_name("V")
+      ->group("Schedule");
+  add_whole(app, "--slices", options.slices, 1, "parts that every sequence is cut into")
+      ->type_name("N")
+      ->default_str("1")
+      ->group("Schedule");
+  add_whole(app, "--group", options.group, 1,
+            "microbatches that visit a chunk together, for interleaved and gis (default P)")
+      ->type_name("G")
+      ->group("Schedule");
+
+  CLI::Option* times =
+      app.add_option("--times", options.times,
+                     "times of forward, backward for the input and backward for the weights of one "
+                     "microbatch on one rank (all its chunks), in any unit")
+          ->type_name("F,I,W")
+          ->default_str("1,1,1")
+          ->group("Times");
+  app.add_option("--costs", options.costs_path,
+                 "measured times instead, as JSON: {\"unit\": \"us\", \"forward\": .., "
+                 "\"backward\": .. or \"backward_input\": .., \"backward_weight\": .., \"p2p\": "
+                 "..}, each one number or an array over ranks")
+      ->type_name("FILE")
+      ->excludes(times)
+      ->group("Times");
+  app.add_option_function<std::string>(
+         "--p2p",
+         [&options](const std::string& text) { options.message = parse_number("--p2p", text); },
+         "time of one message between ranks, in the unit of the times (default 0, or p2p of "
+         "--costs)")
+      ->type_name("T")
+      ->group("Times");
+  app.add_option_function<std::string>(
+         "--attention-ratio",
+         [&options](const std::string& text) {
+           parse_number("--attention-ratio", text);
+           options.attention_ratio = text;
+         },
+         "attention takes R times what the linear part takes in a whole forward (not built yet)")
+      ->type_name("R")
+      ->group("Times");
+
+  add_choice(app, "--exchange", options.exchange, {"none", "pairwise", "balanced"},
+             "attention exchange between ranks (only none is built yet)")
+      ->default_str("none")
+      ->group("Techniques");
+  add_choice(app, "--vocab", options.vocab, {"last", "parallel-1", "parallel-2"},
+             "where the output layer is computed (only last is built yet)")
+      ->default_str("last")
+      ->group("Techniques");
+  app.add_option_function<std::string>(
+         "--offload",
+         [&options](const std::string& text) {
+           if (text != "none" && text != "half" && text != "full" &&
+               (text.empty() || text.find_first_not_of("0123456789") != std::string::npos)) {
+             throw InvalidArgument(fmt::format(
+                 "--offload {}: choose one of none, half, full, or a count of chunks", text));
+           }
+           options.offload = text;
+         },
+         "activations moved out of device memory (only none is built yet)")
+      ->type_name("none|half|full|COUNT")
+      ->default_str("none")
+      ->group("Techniques");
+  app.add_option_function<std::string>(
+         "--offload-ratio",
+         [&options](const std::string& text) {
+           parse_number("--offload-ratio", text);
+           options.offload_ratio = text;
+         },
+         "time of a copy against the time of its forward (not built yet)")
+      ->type_name("K")
+      ->group("Techniques");
+}
+
+ResolvedSchedule resolve(const ScheduleOptions& options) {
+  check_built(options);
+  ResolvedSchedule resolved;
+  CostFile costs;
+  if (options.costs_path.empty()) {
+    costs.times = parse_times(options.times);
+  } else {
+    costs = read_costs(options);
+    if (costs.seconds_per_unit > 0.0) resolved.seconds_per_unit = costs.seconds_per_unit;
+  }
+  if (options.message) {
+    costs.times.message = *options.message;
+    costs.times.message_of_rank.clear();
+  }
+
+  ScheduleRequest request;
+  request.ranks = options.ranks;
+  request.microbatches = options.microbatches;
+  request.chunks = options.chunks;
+  request.slices = options.slices;
+  request.group = options.group;
+  resolved.schedule = make_schedule(options.name, request);
+  if (!options.costs_path.empty()) check_costs(options, costs, resolved.schedule);
+  resolved.cost = cost_from_rank_times(costs.times, resolved.schedule.placement, options.slices);
+  if (!is_unit_cost(costs.times)) {
+    // The placement had to be known first; now the generator can plan with the times.
+    request.ticks = to_pass_ticks(resolved.cost);
+    resolved.schedule = make_schedule(options.name, request);
+  }
+  resolved.axis = {resolved.cost.unit_per_tick, costs.unit};
+  resolved.times = describe_times(options, costs);
+  return resolved;
+}
+
+}  // namespace sluice::cli
