@@ -1,17 +1,18 @@
 // Every schedule, rank count and microbatch count computes what the unsplit model computes under
 // autograd, and all of them compute the same bits.
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/abs.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randint.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cctype>
 
 #include "sluice/comm/local.h"
+#include "sluice/common/errors.h"
 #include "sluice/program/lower.h"
 #include "sluice/program/verify.h"
 #include "sluice/runtime/allocator.h"
@@ -76,13 +77,6 @@ StepBatch random_batch(int num_microbatches) {
   }
   batch.loss.scale = 1.0 / static_cast<double>(num_targets);
   return batch;
-}
-
-StepBatch first_microbatches(const StepBatch& batch, int count) {
-  StepBatch part = batch;
-  part.tokens_BT.resize(static_cast<std::size_t>(count));
-  part.targets_BT.resize(static_cast<std::size_t>(count));
-  return part;
 }
 
 double relative_error(const at::Tensor& got, const at::Tensor& wanted) {

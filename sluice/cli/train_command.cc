@@ -50,7 +50,7 @@ void on_interrupt(int signal) {
 class Progress {
  public:
   void step(const std::string& line) {
-    fmt::print(stderr, terminal_ ? "\r\x1b[K{}" : "{}\n", line);
+    fmt::print(stderr, "{}{}{}", terminal_ ? "\r\x1b[K" : "", line, terminal_ ? "" : "\n");
     std::fflush(stderr);
     open_line_ = terminal_;
   }

@@ -1,0 +1,250 @@
+// Whole training runs: resume, change of layout, stop on request, predicted against measured
+// memory.
+#include <ATen/ops/equal.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cctype>
+#include <filesystem>
+#include <fstream>
+
+#include "sluice/common/errors.h"
+#include "sluice/schedule/registry.h"
+#include "sluice/train/checkpoint.h"
+#include "sluice/train/generate.h"
+#include "sluice/train/pipeline_step.h"
+#include "sluice/train/trainer.h"
+#include "sluice/train/verify_run.h"
+
+namespace sluice {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A folder with a small corpus and room for runs, removed at the end.
+class Training : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    root_ =
+        fs::temp_directory_path() / fmt::format("sluice_training_{}_{}", getpid(),
+                                                ::testing::UnitTest::GetInstance()->random_seed());
+    fs::remove_all(root_);
+    fs::create_directories(root_ / "corpus");
+    for (int file = 0; file < 12; ++file) {
+      std::ofstream out(root_ / "corpus" / fmt::format("file{}.txt", file));
+      for (int line = 0; line < 40; ++line) {
+        out << "line " << line * (file + 3) % 17 << " of the corpus says the same again\n";
+      }
+    }
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  RunConfig config(const std::string& run, const std::vector<std::string>& overrides = {}) const {
+    std::vector<std::string> all = {
+        fmt::format("run.dir=\"{}\"", (root_ / run).string()),
+        fmt::format("data.paths=[\"{}\"]", (root_ / "corpus").string())};
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    return parse_config(R"(
+[model]
+vocab_size = 256
+hidden_size = 32
+intermediate_size = 48
+num_hidden_layers = 8
+num_attention_heads = 4
+num_key_value_heads = 2
+[data]
+sequence_length = 16
+validation_fraction = 0.2
+[pipeline]
+schedule = "1f1b"
+ranks = 2
+microbatches = 4
+microbatch_size = 2
+[train]
+steps = 6
+learning_rate = 3e-3
+warmup_steps = 2
+eval_every = 2
+checkpoint_every = 0
+[run]
+timeout_seconds = 60
+)",
+                        "test", all);
+  }
+
+  fs::path root_;
+};
+
+struct RunOutcome {
+  NamedTensors weights;
+  std::vector<double> losses;
+  TrainResult result;
+};
+
+/// Runs to the end, or until `stop_after` steps are done.
+RunOutcome run(const RunConfig& config, bool resume, std::int64_t stop_after = 1 << 20) {
+  Trainer trainer(config, resume);
+  RunOutcome outcome;
+  std::int64_t steps = 0;
+  TrainEvents events;
+  events.step = [&](const StepReport& report) {
+    outcome.losses.push_back(report.loss);
+    outcome.losses.push_back(report.gradient_norm);
+    ++steps;
+  };
+  events.stop = [&] { return steps + 1 >= stop_after; };
+  outcome.result = trainer.run(events);
+  outcome.weights = copy_weights(trainer.ranks());
+  return outcome;
+}
+
+void expect_same_weights(const NamedTensors& got, const NamedTensors& wanted) {
+  ASSERT_EQ(got.size(), wanted.size());
+  for (const auto& [name, tensor] : wanted) {
+    ASSERT_TRUE(got.contains(name)) << name;
+    EXPECT_TRUE(at::equal(got.at(name), tensor)) << name;
+  }
+}
+
+TEST_F(Training, LossFallsAndValidationFollows) {
+  const RunOutcome outcome = run(config("a", {"train.steps=60"}), false);
+  EXPECT_LT(outcome.result.last->loss, 0.6 * outcome.losses.front());
+  ASSERT_TRUE(outcome.result.validation_loss.has_value());
+  EXPECT_LT(*outcome.result.validation_loss, 0.7 * outcome.losses.front());
+}
+
+TEST_F(Training, ResumedRunGivesTheSameBitsAsOneThatWasNeverStopped) {
+  const RunOutcome unbroken = run(config("unbroken"), false);
+  const RunOutcome first = run(config("broken"), false, 3);
+  EXPECT_TRUE(first.result.stopped);
+  EXPECT_EQ(first.result.last_step, 3);
+  const RunOutcome second = run(config("broken"), true);
+  EXPECT_EQ(second.result.last_step, 6);
+  expect_same_weights(second.weights, unbroken.weights);
+  std::vector<double> losses = first.losses;
+  losses.insert(losses.end(), second.losses.begin(), second.losses.end());
+  EXPECT_EQ(losses, unbroken.losses);
+}
+
+TEST_F(Training, SavedWithFourRanksResumesWithAnyOtherLayout) {
+  for (const char* tied : {"true", "false"}) {
+    const std::string tie = fmt::format("model.tie_word_embeddings={}", tied);
+    const RunOutcome unbroken = run(config("unbroken", {tie}), false);
+    for (const auto& [schedule, ranks] :
+         {std::pair{"gpipe", 1}, std::pair{"zb-v", 2}, std::pair{"zb-1p", 8}}) {
+      SCOPED_TRACE(schedule);
+      fs::remove_all(root_ / "broken");
+      run(config("broken", {tie, "pipeline.schedule=gis", "pipeline.ranks=4"}), false, 3);
+      const RunOutcome resumed =
+          run(config("broken", {tie, fmt::format("pipeline.schedule={}", schedule),
+                                fmt::format("pipeline.ranks={}", ranks)}),
+              true);
+      expect_same_weights(resumed.weights, unbroken.weights);
+    }
+    fs::remove_all(root_ / "unbroken");
+  }
+}
+
+TEST_F(Training, ResumeRefusesAnotherModelSeedOrData) {
+  run(config("a"), false, 2);
+  EXPECT_THROW(Trainer(config("a", {"model.hidden_size=64"}), true), Error);
+  EXPECT_THROW(Trainer(config("a", {"run.seed=2"}), true), Error);
+  std::ofstream(root_ / "corpus" / "more.txt") << "one more file";
+  EXPECT_THROW(Trainer(config("a"), true), Error);
+}
+
+TEST_F(Training, DamagedCheckpointIsPassedOverOrRefusedByName) {
+  run(config("a"), false, 2);
+  const fs::path weights = root_ / "a" / "checkpoints" / "step-2" / "model.safetensors";
+  {
+    std::fstream file(weights, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-3, std::ios::end);
+    file.put('\x7f');
+  }
+  try {
+    Trainer(config("a"), true);
+    FAIL() << "an altered byte went unnoticed";
+  } catch (const Failure& error) {
+    EXPECT_NE(std::string(error.what()).find("model.safetensors"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST_F(Training, GeneratesTheSameTextFromTheSameSeed) {
+  run(config("a", {"train.steps=20"}), false);
+  const auto sample = [&] {
+    Generator generator(root_ / "a");
+    std::vector<std::int64_t> tokens;
+    generator.generate(std::vector<std::int64_t>{'l', 'i'}, {.num_tokens = 30},
+                       [&](std::int64_t token) { tokens.push_back(token); });
+    return tokens;
+  };
+  const auto tokens = sample();
+  EXPECT_EQ(tokens.size(), 30u);
+  EXPECT_EQ(tokens, sample());
+}
+
+TEST_F(Training, VerifyPassesInBothPrecisionsAndSeesAWrongBound) {
+  for (const char* dtype : {"float64", "float32"}) {
+    const Verification verification =
+        verify_run(config("v", {fmt::format("model.dtype={}", dtype), "pipeline.schedule=zb-2p",
+                                "pipeline.ranks=3"}));
+    EXPECT_TRUE(verification.pass) << dtype << " " << verification.max_relative_gradient_error;
+    EXPECT_TRUE(verification.bit_identical);
+    EXPECT_GT(verification.max_relative_gradient_error, 0.0);  // two different computations
+  }
+}
+
+/// Every schedule's measured peaks against what was predicted before it ran.
+class PredictedMemory : public Training, public ::testing::WithParamInterface<std::string> {};
+
+TEST_P(PredictedMemory, IsWhatTheLedgerMeasures) {
+  for (const char* tied : {"false", "true"}) {
+    for (const int ranks : {1, 2, 4}) {
+      fs::remove_all(root_ / "m");
+      Trainer trainer(
+          config("m", {fmt::format("pipeline.schedule={}", GetParam()),
+                       fmt::format("pipeline.ranks={}", ranks), "pipeline.microbatches=9",
+                       fmt::format("model.tie_word_embeddings={}", tied), "train.steps=2",
+                       "data.sequence_length=64", "train.eval_every=0"}),
+          false);
+      const TrainResult result = trainer.run({});
+      for (int rank = 0; rank < ranks; ++rank) {
+        SCOPED_TRACE(fmt::format("{} ranks, rank {}, tied {}", ranks, rank, tied));
+        const MemoryPeaks& predicted =
+            trainer.plan().prediction.memory[static_cast<std::size_t>(rank)];
+        const MemoryPeaks& measured = result.memory[static_cast<std::size_t>(rank)];
+        for (const MemoryClass exact :
+             {MemoryClass::kWeights, MemoryClass::kGradients, MemoryClass::kOptimizer,
+              MemoryClass::kActivations, MemoryClass::kBoundary}) {
+          const auto index = static_cast<std::size_t>(exact);
+          EXPECT_NEAR(static_cast<double>(measured.by_class[index]),
+                      static_cast<double>(predicted.by_class[index]),
+                      0.01 * static_cast<double>(predicted.by_class[index]))
+              << to_string(exact);
+        }
+        EXPECT_NEAR(static_cast<double>(measured.total), static_cast<double>(predicted.total),
+                    0.05 * static_cast<double>(predicted.total));
+      }
+    }
+  }
+}
+
+std::vector<std::string> schedule_names() {
+  std::vector<std::string> names;
+  for (const ScheduleInfo& info : schedule_library()) names.push_back(info.name);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, PredictedMemory, ::testing::ValuesIn(schedule_names()),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           for (char& c : name) {
+                             if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+                           }
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace sluice
