@@ -1,0 +1,124 @@
+#include "sluice/train/config.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "sluice/common/errors.h"
+#include "sluice/schedule/registry.h"
+#include "sluice/train/config_reader.h"
+#include "sluice/train/files.h"
+#include "sluice/train/hf_config.h"
+
+namespace sluice {
+namespace {
+
+constexpr double kNotGiven = -1.0;
+
+/// Defaults that follow from other keys.
+void resolve(TrainConfig& train) {
+  if (train.min_learning_rate == kNotGiven) train.min_learning_rate = train.learning_rate / 10.0;
+  if (train.warmup_steps == static_cast<std::int64_t>(kNotGiven)) {
+    train.warmup_steps = std::min<std::int64_t>(train.steps / 20, 100);
+  }
+}
+
+template <typename T>
+void require_same(const char* key, const T& asked, const T& imported, const std::string& folder) {
+  if (asked == imported) return;
+  throw InvalidArgument(
+      fmt::format("model.{} = {}: the weights in {} were made with {}; leave the key out", key,
+                  asked, folder, imported));
+}
+
+/// With model.weights a key of the model may repeat what the folder says, not contradict it.
+void check_against_weights(const ModelConfig& asked, const ModelConfig& imported,
+                           const std::string& folder) {
+  const auto same = [&](const char* key, auto member) {
+    require_same(key, asked.*member, imported.*member, folder);
+  };
+  same("vocab_size", &ModelConfig::vocab_size);
+  same("hidden_size", &ModelConfig::hidden_size);
+  same("intermediate_size", &ModelConfig::intermediate_size);
+  same("num_hidden_layers", &ModelConfig::num_hidden_layers);
+  same("num_attention_heads", &ModelConfig::num_attention_heads);
+  same("num_key_value_heads", &ModelConfig::num_key_value_heads);
+  same("rope_theta", &ModelConfig::rope_theta);
+  same("rms_norm_eps", &ModelConfig::rms_norm_eps);
+  same("tie_word_embeddings", &ModelConfig::tie_word_embeddings);
+}
+
+/// Options whose technique is designed but not built. One line here goes when its technique comes.
+void refuse_unbuilt(const RunConfig& config) {
+  const PipelineConfig& pipeline = config.pipeline;
+  const auto refuse = [](bool asked, std::string_view key, const auto& value,
+                         std::string_view works) {
+    if (!asked) return;
+    throw InvalidArgument(
+        fmt::format("{} = {}: is not built yet; set {} = {}", key, value, key, works));
+  };
+  refuse(pipeline.slices > 1, "pipeline.slices", pipeline.slices, "1");
+  refuse(pipeline.exchange != "none", "pipeline.exchange", pipeline.exchange, "\"none\"");
+  refuse(pipeline.vocab != "last", "pipeline.vocab", pipeline.vocab, "\"last\"");
+  refuse(pipeline.offload != "none", "pipeline.offload", pipeline.offload, "\"none\"");
+  refuse(config.run.transport != "threads", "run.transport", config.run.transport, "\"threads\"");
+}
+
+}  // namespace
+
+void check_run_config(const RunConfig& config) {
+  check_config(config.model);
+  if (config.data.paths.empty()) {
+    throw InvalidArgument(
+        "data.paths is not given: name at least one file or folder to train on, such as "
+        "data.paths = [\"/usr/lib/python3\"]");
+  }
+  find_schedule(config.pipeline.schedule);
+  const TrainConfig& train = config.train;
+  if (train.min_learning_rate > train.learning_rate) {
+    throw InvalidArgument(fmt::format(
+        "train.min_learning_rate = {}: must not be above train.learning_rate = {}; lower it or "
+        "leave it out",
+        train.min_learning_rate, train.learning_rate));
+  }
+  if (config.run.dir.empty()) throw InvalidArgument("run.dir is empty: name a folder");
+  refuse_unbuilt(config);
+}
+
+RunConfig parse_config(std::string_view toml, const std::string& origin,
+                       const std::vector<std::string>& overrides) {
+  toml::table root = parse_toml_table(toml, origin);
+  refuse_unknown_keys(root, origin);
+  std::vector<std::string> overridden;
+  for (const std::string& text : overrides) {
+    apply_override(root, text);
+    const std::string name = text.substr(0, text.find('='));
+    overridden.push_back(name.substr(0, name.find_last_not_of(" \t") + 1));
+  }
+
+  RunConfig config;
+  const std::string folder = root["model"]["weights"].value_or(std::string());
+  if (!folder.empty()) config.model = read_model_config(folder);
+  const ModelConfig imported = config.model;
+  config.train.min_learning_rate = kNotGiven;
+  config.train.warmup_steps = static_cast<std::int64_t>(kNotGiven);
+  KeyReader reader(root, origin, std::move(overridden));
+  visit_keys(config, reader);
+  resolve(config.train);
+  if (!folder.empty()) check_against_weights(config.model, imported, folder);
+  check_run_config(config);
+  return config;
+}
+
+RunConfig load_config(const std::filesystem::path& path,
+                      const std::vector<std::string>& overrides) {
+  constexpr std::int64_t kLargest = 1 << 20;
+  std::string text;
+  try {
+    text = read_text_file(path, kLargest);
+  } catch (const Failure& failure) {
+    throw InvalidArgument(fmt::format("{}; name a config file", failure.what()));
+  }
+  return parse_config(text, path.string(), overrides);
+}
+
+}  // namespace sluice

@@ -1,0 +1,93 @@
+#include "sluice/train/tensors.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "sluice/common/errors.h"
+
+namespace sluice {
+namespace {
+
+ElementType element_type(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return ElementType::kF32;
+    case at::kDouble:
+      return ElementType::kF64;
+    case at::kBFloat16:
+      return ElementType::kBF16;
+    case at::kHalf:
+      return ElementType::kF16;
+    default:
+      throw InternalError(fmt::format("no stored form for {}", c10::toString(type)));
+  }
+}
+
+at::ScalarType scalar_type(const TensorView& stored) {
+  switch (stored.type) {
+    case ElementType::kF32:
+      return at::kFloat;
+    case ElementType::kF64:
+      return at::kDouble;
+    case ElementType::kBF16:
+      return at::kBFloat16;
+    case ElementType::kF16:
+      return at::kHalf;
+    default:
+      throw Failure(fmt::format("{} is {}; weights must be F64, F32, BF16 or F16", stored.name,
+                                to_string(stored.type)));
+  }
+}
+
+}  // namespace
+
+NamedBytes named_bytes(const std::string& name, const at::Tensor& tensor) {
+  const auto host = std::make_shared<const at::Tensor>(tensor.cpu().contiguous());
+  return {.name = name,
+          .type = element_type(host->scalar_type()),
+          .shape = host->sizes().vec(),
+          .bytes = {static_cast<const std::byte*>(host->const_data_ptr()), host->nbytes()},
+          .owner = host};
+}
+
+void add_to_checkpoint(const Parameter& parameter, const AdamState& state,
+                       std::vector<NamedBytes>& weights, std::vector<NamedBytes>& optimizer) {
+  const std::string& name = parameter.spec.name;
+  if (!parameter.spec.tied_to.empty()) return;
+  weights.push_back(named_bytes(name, parameter.value));
+  optimizer.push_back(named_bytes("exp_avg/" + name, state.exp_avg));
+  optimizer.push_back(named_bytes("exp_avg_sq/" + name, state.exp_avg_sq));
+  if (state.master.defined()) optimizer.push_back(named_bytes("master/" + name, state.master));
+}
+
+void copy_into(const TensorView& stored, at::Tensor& destination) {
+  const auto sizes = destination.sizes();
+  if (!std::equal(sizes.begin(), sizes.end(), stored.shape.begin(), stored.shape.end())) {
+    throw Failure(fmt::format("{} has shape [{}], the model needs [{}]", stored.name,
+                              fmt::join(stored.shape, ", "), fmt::join(sizes, ", ")));
+  }
+  // Bytes in a file are not aligned: into a tensor of their own first.
+  at::Tensor host = at::empty(sizes, at::TensorOptions().dtype(scalar_type(stored)));
+  SLUICE_CHECK(host.nbytes() == stored.bytes.size());
+  if (!stored.bytes.empty()) {
+    std::memcpy(host.mutable_data_ptr(), stored.bytes.data(), stored.bytes.size());
+  }
+  destination.copy_(host);
+}
+
+void load_parameter(const TensorFiles& weights, Parameter& parameter) {
+  const ParameterSpec& spec = parameter.spec;
+  copy_into(weights.at(spec.tied_to.empty() ? spec.name : spec.tied_to), parameter.value);
+}
+
+void load_state(const TensorFiles& optimizer, const Parameter& parameter, AdamState& state) {
+  const std::string& name = parameter.spec.name;
+  SLUICE_CHECK(parameter.spec.tied_to.empty(), "{} is tied", name);
+  copy_into(optimizer.at("exp_avg/" + name), state.exp_avg);
+  copy_into(optimizer.at("exp_avg_sq/" + name), state.exp_avg_sq);
+  if (state.master.defined()) copy_into(optimizer.at("master/" + name), state.master);
+}
+
+}  // namespace sluice
