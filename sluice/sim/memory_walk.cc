@@ -73,6 +73,11 @@ std::int64_t MemoryWalk::workspace_of(const Pass& pass) const {
 void MemoryWalk::begin(const Pass& pass) {
   live(MemoryClass::kBoundary) += flow_of(pass).received;
   live(MemoryClass::kWorkspace) += workspace_of(pass);
+  // What a forward saves comes while its workspace is live; counted whole from the start, the total
+  // is never less than what a run holds.
+  if (pass.kind == PassKind::kForward && keeps_saved_) {
+    live(MemoryClass::kActivations) += stage_of(pass).saved;
+  }
   note_peaks();
 }
 
@@ -83,9 +88,6 @@ void MemoryWalk::end(const Pass& pass) {
   live(MemoryClass::kBoundary) += flow.made - flow.received - flow.taken;
   std::int64_t& saved = live(MemoryClass::kActivations);
   switch (pass.kind) {
-    case PassKind::kForward:
-      if (keeps_saved_) saved += memory.saved;
-      break;
     case PassKind::kBackward:
       saved -= memory.saved;
       break;

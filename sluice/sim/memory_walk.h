@@ -17,9 +17,10 @@ class MemoryWalk {
   /// REQUIRES: one entry in `model` per stage.
   MemoryWalk(const Program& program, const MemoryModel& model, int rank);
 
-  /// The pass starts: what it received from another rank and its workspace become live.
+  /// The pass starts: what it received from another rank, its workspace and what a forward saves
+  /// become live.
   void begin(const Pass& pass);
-  /// The pass ends: workspace and consumed inputs go, what it saves and makes comes.
+  /// The pass ends: workspace, consumed inputs and what nobody needs any more go, its output comes.
   void end(const Pass& pass);
   /// The pass's output is on its way, when it goes to another rank. Returns whether bytes changed.
   bool post(const Pass& pass);
