@@ -30,6 +30,10 @@ struct ScheduleRequest {
   int slices = 1;
   int group = 0;  // microbatch group of interleaved and gis
   PassTicks ticks = {};
+  /// What zb-2p counts for a microbatch between its I and its W, in percent of what its forward
+  /// saves. The Zero Bubble paper's models keep 37 to 43; 100 bounds the microbatches before W by
+  /// 2p.
+  int weight_residue_percent = 50;
 };
 
 /// One entry of the library.
