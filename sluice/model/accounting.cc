@@ -2,12 +2,239 @@
 
 #include <algorithm>
 
+#include "sluice/model/attention_tiles.h"
+
 namespace sluice {
+namespace {
+
+std::int64_t value_bytes(DType dtype) {
+  return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
+}
+
+std::int64_t statistics_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
+
+enum class PassMode : std::uint8_t { kBackward, kBackwardInput };
+
+// Replays the allocations of the passes, statement by statement, in the order of the code of
+// stage.cc, decoder_layer.cc, attention_block.cc, mlp_block.cc and output_layer.cc. Only bytes that
+// are not kept count; take() allocates, give() frees or reports as kept.
+class Replay {
+ public:
+  Replay(const ModelConfig& config, std::int64_t batch, std::int64_t tokens, bool sliced)
+      : config_(config), sliced_(sliced) {
+    const std::int64_t rows = batch * tokens, value = value_bytes(config.dtype);
+    const std::int64_t statistics = statistics_bytes(config.dtype);
+    const std::int64_t kv_width = config.num_key_value_heads * config.head_dim();
+    row_ = rows * statistics;
+    x_ = rows * config.hidden_size * value;
+    kv_ = rows * kv_width * value;
+    dkv_ = rows * kv_width * statistics;
+    qkv_ = x_ + 2 * kv_;
+    lse_ = rows * config.num_attention_heads * statistics;
+    gate_up_ = rows * 2 * config.intermediate_size * value;
+    activation_ = rows * config.intermediate_size * value;
+    ids_ = rows * 8;
+    logits_ = loss_tile_rows(config, rows) * config.vocab_size * statistics;
+    attention_forward_ = score_tile_size(tokens) * statistics;
+    attention_backward_ = 2 * score_tile_size(tokens) * statistics;
+    all_ = config.recompute == Recompute::kNone;
+    full_ = config.recompute == Recompute::kFull;
+  }
+
+  std::int64_t x() const { return x_; }
+  std::int64_t ids() const { return ids_; }
+  std::int64_t key_values() const { return 2 * kv_; }
+  std::int64_t key_value_gradients() const { return 2 * dkv_; }
+
+  std::int64_t layer_saved() const {
+    if (full_) return x_;
+    const std::int64_t attention =
+        x_ + row_ + (all_ ? x_ : 0) + x_ + (sliced_ ? 0 : 2 * kv_) + x_ + lse_;
+    const std::int64_t mlp = x_ + row_ + (all_ ? x_ : 0) + gate_up_ + (all_ ? activation_ : 0);
+    return attention + mlp;
+  }
+
+  // Operand pairs of down, gate_up, o, qkv.
+  std::int64_t layer_saved_for_weight() const {
+    return (x_ + activation_) + (gate_up_ + x_) + (x_ + x_) + (qkv_ + x_);
+  }
+
+  std::int64_t forward(const StageLayers& layers) {
+    restart();
+    if (layers.has_embedding) take(x_);
+    for (int layer = 0; layer < layers.num_layers; ++layer) {
+      if (layer > 0 || layers.has_embedding) give(x_);  // kept as the layer's input
+      attention_forward(full_ ? Saves::kNothing : Saves::kKept);
+      if (!full_) give(x_);  // the middle is kept
+      mlp_forward();
+      if (full_) give(x_);
+    }
+    return peak_;
+  }
+
+  std::int64_t backward(const StageLayers& layers, PassMode mode) {
+    restart();
+    deferred_ = mode == PassMode::kBackwardInput;
+    if (layers.has_head) {
+      take(row_);
+      take(x_);
+      take(logits_);
+      give(logits_);
+      take(x_);
+      give(row_);
+      give(x_);
+    }
+    for (int layer = layers.num_layers; layer-- > 0;) {
+      const bool own_dy = layer + 1 < layers.num_layers || layers.has_head;
+      layer_backward(own_dy);
+    }
+    return peak_;
+  }
+
+ private:
+  enum class Saves : std::uint8_t { kKept, kTransient, kNothing };
+
+  void restart() { live_ = peak_ = 0; }
+  void take(std::int64_t bytes) {
+    live_ += bytes;
+    peak_ = std::max(peak_, live_);
+  }
+  void give(std::int64_t bytes) { live_ -= bytes; }
+
+  // Leaves y on the books, and with kTransient all that recompute() fills.
+  void attention_forward(Saves saves) {
+    const bool transient = saves != Saves::kKept;
+    const bool normed_kept = all_ && !transient;
+    if (transient) take(row_);
+    if (!normed_kept) take(x_);
+    take(qkv_);
+    if (!normed_kept) give(x_);
+    if (transient) take(x_);  // q
+    const bool transient_kv = sliced_ ? saves == Saves::kTransient : transient;
+    if (transient_kv) take(2 * kv_);
+    give(qkv_);
+    if (transient) take(x_ + lse_);  // out, lse
+    take(attention_forward_);
+    give(attention_forward_);
+    take(x_);  // y
+    if (saves == Saves::kNothing) give(row_ + x_ + (transient_kv ? 2 * kv_ : 0) + x_ + lse_);
+    if (saves == Saves::kTransient && sliced_) give(2 * kv_);
+  }
+
+  void mlp_project(bool transient, bool normed_kept) {
+    if (!normed_kept) take(x_);
+    if (transient) take(row_ + gate_up_);
+    if (!normed_kept) give(x_);
+  }
+
+  void mlp_forward() {
+    mlp_project(full_, all_);
+    if (!all_) take(activation_);
+    take(x_);  // y
+    if (!all_) give(activation_);
+    if (full_) give(row_ + gate_up_);
+  }
+
+  void layer_backward(bool own_dy) {
+    if (full_) {
+      attention_forward(Saves::kTransient);
+      mlp_project(/*transient=*/true, /*normed_kept=*/false);
+      if (deferred_) give(x_ + gate_up_);
+    }
+    mlp_backward(own_dy);
+    attention_backward();
+  }
+
+  // A gradient that enters a block: on the books already if `own`.
+  void mlp_backward(bool own_dy) {
+    if (deferred_ && own_dy) give(x_);
+    const bool rebuild = !all_;
+    take(activation_);
+    if (!rebuild || deferred_) give(activation_);
+    if (rebuild && !deferred_) give(activation_);
+    take(x_);  // gradient of the norm's output, then that output
+    if (rebuild && deferred_) give(x_);
+    take(x_);  // dx
+    if (!rebuild) give(x_);
+    if (full_) give(x_ + row_);
+    if (!deferred_) {
+      if (full_) give(gate_up_);
+      if (rebuild) give(x_);
+      if (own_dy) give(x_);
+    }
+  }
+
+  void attention_backward() {
+    if (deferred_) give(x_);
+    const bool rebuild = !all_;
+    take(x_);  // dout
+    take(x_);  // dq
+    if (!sliced_) take(2 * dkv_);
+    take(attention_backward_);
+    give(attention_backward_);
+    give(x_);  // dout
+    if (full_) give(x_ + (sliced_ ? 0 : 2 * kv_) + (deferred_ ? 0 : x_) + lse_);
+    take(qkv_);
+    if (deferred_) give(qkv_);
+    give(x_);  // dq
+    if (!sliced_) give(2 * dkv_);
+    take(x_);
+    if (rebuild && deferred_) give(x_);
+    take(x_);  // dx
+    if (!rebuild) give(x_);
+    if (full_) give(row_);
+    if (!deferred_) {
+      give(qkv_);
+      if (rebuild) give(x_);
+      give(x_);  // dy
+    }
+  }
+
+  const ModelConfig& config_;
+  bool sliced_, all_ = false, full_ = false, deferred_ = false;
+  std::int64_t row_ = 0, x_ = 0, kv_ = 0, dkv_ = 0, qkv_ = 0, lse_ = 0, gate_up_ = 0,
+               activation_ = 0, ids_ = 0, logits_ = 0, attention_forward_ = 0,
+               attention_backward_ = 0;
+  std::int64_t live_ = 0, peak_ = 0;
+};
+
+std::int64_t stage_parameters(const ModelConfig& config, const StageLayers& layers) {
+  const std::int64_t hidden = config.hidden_size;
+  const std::int64_t kv_width = config.num_key_value_heads * config.head_dim();
+  const std::int64_t layer = 2 * hidden * hidden + 2 * hidden * kv_width +
+                             3 * hidden * config.intermediate_size + 2 * hidden;
+  const std::int64_t vocabulary = config.vocab_size * hidden;
+  return layers.num_layers * layer + (layers.has_embedding ? vocabulary : 0) +
+         (layers.has_head ? vocabulary + hidden : 0);
+}
+
+}  // namespace
 
 std::int64_t loss_tile_rows(const ModelConfig& config, std::int64_t rows) {
   constexpr std::int64_t kTileElements = std::int64_t{1} << 22;
   const std::int64_t fitting = kTileElements / config.vocab_size / 16 * 16;
   return std::clamp(fitting, std::min<std::int64_t>(rows, 16), rows);
+}
+
+StageBytes stage_bytes(const ModelConfig& config, const StageLayers& layers, std::int64_t batch,
+                       std::int64_t tokens, std::int64_t num_slices) {
+  Replay replay(config, batch, tokens, num_slices > 1);
+  const std::int64_t num_layers = layers.num_layers;
+  StageBytes bytes;
+  bytes.weights = stage_parameters(config, layers) * value_bytes(config.dtype);
+  bytes.gradients = stage_parameters(config, layers) * statistics_bytes(config.dtype);
+  bytes.saved = num_layers * replay.layer_saved() + (layers.has_embedding ? replay.ids() : 0) +
+                (layers.has_head ? replay.x() + replay.ids() : 0);
+  bytes.saved_for_weight = num_layers * replay.layer_saved_for_weight();
+  bytes.boundary = replay.x();
+  if (num_slices > 1) {
+    bytes.kv_cache = num_layers * replay.key_values();
+    bytes.kv_gradient = num_layers * replay.key_value_gradients();
+  }
+  bytes.workspace_forward = replay.forward(layers);
+  bytes.workspace_backward = replay.backward(layers, PassMode::kBackward);
+  bytes.workspace_backward_input = replay.backward(layers, PassMode::kBackwardInput);
+  return bytes;
 }
 
 StageFlops stage_flops(const ModelConfig& config, const StageLayers& layers, std::int64_t batch,

@@ -19,6 +19,7 @@
 #include <tuple>
 
 #include "sluice/common/errors.h"
+#include "sluice/model/attention_cpu.h"
 #include "sluice/model/dtype.h"
 
 namespace sluice {
@@ -130,10 +131,15 @@ PartialGradients backward_one(const at::Tensor& dout, const at::Tensor& q, const
   throw InternalError("unknown attention backend");
 }
 
+bool has_cpu_loops(const at::Tensor& q) {
+  return q.is_cpu() && (q.scalar_type() == at::kFloat || q.scalar_type() == at::kDouble);
+}
+
 }  // namespace
 
 void attention_forward(const at::Tensor& q_BTHS, const KeyValueSlices& slices, at::Tensor& out_BTHS,
                        at::Tensor& lse_BHT) {
+  if (has_cpu_loops(q_BTHS)) return attention_forward_cpu(q_BTHS, slices, out_BTHS, lse_BHT);
   const at::Tensor q = q_BTHS.transpose(1, 2);
   const std::size_t own = slices.k.size() - 1;
   Partial merged = forward_one(q, slices.k[own], slices.v[own], /*causal=*/true);
@@ -154,26 +160,25 @@ void attention_backward(const at::Tensor& dout_BTHS, const at::Tensor& q_BTHS,
                         const KeyValueSlices& slices, const at::Tensor& out_BTHS,
                         const at::Tensor& lse_BHT, at::Tensor& dq_BTHS, std::vector<at::Tensor>& dk,
                         std::vector<at::Tensor>& dv) {
+  if (has_cpu_loops(q_BTHS)) {
+    return attention_backward_cpu(dout_BTHS, q_BTHS, slices, out_BTHS, lse_BHT, dq_BTHS, dk, dv);
+  }
   const at::Tensor q = q_BTHS.transpose(1, 2);
   const at::Tensor dout = dout_BTHS.transpose(1, 2);
   const at::Tensor out = out_BTHS.transpose(1, 2);
   const std::size_t num_slices = slices.k.size();
-  const at::ScalarType sum_type = num_slices > 1 ? statistics_of(q.scalar_type()) : q.scalar_type();
-  const auto add = [&](at::Tensor& sum, const at::Tensor& part) {
-    if (sum.defined()) {
-      sum.add_(part);
-    } else {
-      sum = part.to(sum_type);
-    }
-  };
   at::Tensor dq;
   for (std::size_t slice = num_slices; slice-- > 0;) {
     const bool causal = slice + 1 == num_slices;
     const PartialGradients part =
         backward_one(dout, q, slices.k[slice], slices.v[slice], out, lse_BHT, causal);
-    add(dq, part.dq_BHTS);
-    add(dk[slice], part.dk_BKTS);
-    add(dv[slice], part.dv_BKTS);
+    dk[slice].add_(part.dk_BKTS);
+    dv[slice].add_(part.dv_BKTS);
+    if (dq.defined()) {
+      dq.add_(part.dq_BHTS);
+    } else {
+      dq = num_slices > 1 ? part.dq_BHTS.to(statistics_of(q.scalar_type())) : part.dq_BHTS;
+    }
   }
   dq_BTHS.copy_(dq.transpose(1, 2));
 }

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
 
 #include <cmath>
 #include <utility>
@@ -19,6 +20,10 @@ namespace {
 KeyValueSlices visible_slices(const LayerKeyValues& shared, int slice) {
   const auto end = static_cast<std::ptrdiff_t>(slice) + 1;
   return {{shared.k.begin(), shared.k.begin() + end}, {shared.v.begin(), shared.v.begin() + end}};
+}
+
+at::Tensor zeros_for_sum(const at::Tensor& kv_BKTS) {
+  return at::zeros(kv_BKTS.sizes(), kv_BKTS.options().dtype(statistics_of(kv_BKTS.scalar_type())));
 }
 
 }  // namespace
@@ -74,14 +79,18 @@ at::Tensor AttentionBlock::run(const at::Tensor& x_RD, const AttentionSlice& sli
   keep(saved.q_BTHS);
   at::Tensor k_BKTS = at::empty({batch, kv_heads, tokens, size}, options);
   at::Tensor v_BKTS = at::empty({batch, kv_heads, tokens, size}, options);
-  if (slice.shared == nullptr) {
+  const bool own_key_values = slice.shared == nullptr;
+  if (own_key_values) {
     keep(k_BKTS);
     keep(v_BKTS);
+  } else if (share) {
+    slice.keep_key_value(k_BKTS);
+    slice.keep_key_value(v_BKTS);
   }
   rotary_forward(qkv_RD, slice.angles, slice.shape.first_position, saved.q_BTHS, k_BKTS, v_BKTS);
   qkv_RD.reset();
   KeyValueSlices visible;
-  if (slice.shared == nullptr) {
+  if (own_key_values) {
     saved.k_BKTS = k_BKTS;
     saved.v_BKTS = v_BKTS;
     visible = {{k_BKTS}, {v_BKTS}};
@@ -111,23 +120,32 @@ at::Tensor AttentionBlock::backward(at::Tensor dy_RD, const AttentionSlice& slic
   at::mm_out(dout_RD, dy_RD, o_.value);
   sink.add(o_.gradient, std::move(dy_RD), saved.out_BTHS.view({residual_RD.size(0), -1}));
 
-  const auto own = static_cast<std::size_t>(slice.shape.slice);
-  std::vector<at::Tensor> dk(1), dv(1);
   at::Tensor dq_BTHS = at::empty_like(saved.q_BTHS);
+  at::Tensor dk_BKTS, dv_BKTS;
   if (slice.shared == nullptr) {
+    std::vector<at::Tensor> dk = {zeros_for_sum(saved.k_BKTS)}, dv = {zeros_for_sum(saved.v_BKTS)};
     attention_backward(dout_RD.view(saved.q_BTHS.sizes()), saved.q_BTHS,
                        {{saved.k_BKTS}, {saved.v_BKTS}}, saved.out_BTHS, saved.lse_BHT, dq_BTHS, dk,
                        dv);
+    dk_BKTS = std::move(dk.front());
+    dv_BKTS = std::move(dv.front());
   } else {
-    attention_backward(dout_RD.view(saved.q_BTHS.sizes()), saved.q_BTHS,
-                       visible_slices(*slice.shared, slice.shape.slice), saved.out_BTHS,
-                       saved.lse_BHT, dq_BTHS, slice.shared->dk, slice.shared->dv);
-    dk[0] = std::move(slice.shared->dk[own]);
-    dv[0] = std::move(slice.shared->dv[own]);
-    slice.shared->dk[own].reset();
-    slice.shared->dv[own].reset();
-    slice.shared->k[own].reset();
-    slice.shared->v[own].reset();
+    LayerKeyValues& shared = *slice.shared;
+    const KeyValueSlices visible = visible_slices(shared, slice.shape.slice);
+    for (std::size_t earlier = 0; earlier < visible.k.size(); ++earlier) {
+      if (shared.dk[earlier].defined()) continue;
+      shared.dk[earlier] = zeros_for_sum(visible.k[earlier]);
+      slice.keep_gradient(shared.dk[earlier]);
+      shared.dv[earlier] = zeros_for_sum(visible.v[earlier]);
+      slice.keep_gradient(shared.dv[earlier]);
+    }
+    attention_backward(dout_RD.view(saved.q_BTHS.sizes()), saved.q_BTHS, visible, saved.out_BTHS,
+                       saved.lse_BHT, dq_BTHS, shared.dk, shared.dv);
+    const auto own = static_cast<std::size_t>(slice.shape.slice);
+    dk_BKTS = std::exchange(shared.dk[own], {});
+    dv_BKTS = std::exchange(shared.dv[own], {});
+    shared.k[own].reset();
+    shared.v[own].reset();
   }
   dout_RD.reset();
   saved.q_BTHS.reset();
@@ -138,10 +156,10 @@ at::Tensor AttentionBlock::backward(at::Tensor dy_RD, const AttentionSlice& slic
 
   at::Tensor dqkv_RD = at::empty({residual_RD.size(0), qkv_.value.size(0)}, residual_RD.options());
   sink.keep(dqkv_RD);
-  rotary_backward(dq_BTHS, dk[0], dv[0], slice.angles, slice.shape.first_position, dqkv_RD);
+  rotary_backward(dq_BTHS, dk_BKTS, dv_BKTS, slice.angles, slice.shape.first_position, dqkv_RD);
   dq_BTHS.reset();
-  dk.clear();
-  dv.clear();
+  dk_BKTS.reset();
+  dv_BKTS.reset();
 
   at::Tensor normed_RD = at::empty_like(residual_RD);  // the gradient first, then the norm's output
   const bool rebuild = !saved.normed_RD.defined();

@@ -25,7 +25,15 @@ struct AttentionSaved {
 struct AttentionSlice {
   SliceShape shape;
   const RotaryAngles& angles;
+  const KeyValueContext& context;
   LayerKeyValues* shared = nullptr;  // null with one slice
+
+  void keep_key_value(const at::Tensor& tensor) const {
+    if (context.keep_key_value) context.keep_key_value(tensor);
+  }
+  void keep_gradient(const at::Tensor& tensor) const {
+    if (context.keep_gradient) context.keep_gradient(tensor);
+  }
 };
 
 class AttentionBlock {

@@ -22,15 +22,16 @@ struct ParameterSpec {
   Init init = Init::kNormal;
   double init_std = 0.02;
   bool decayed = true;  // weight decay applies (matrices only)
-  /// Not empty: the value is that of the parameter named here (tied embeddings). It is initialised by
-  /// that name, and its gradient has to be added to that parameter's before the optimizer.
+  /// Not empty: the value is that of the parameter named here (tied embeddings). It is initialised
+  /// by that name, and its gradient has to be added to that parameter's before the optimizer.
   std::string tied_to{};
 };
 
 /// A weight and its gradient accumulator, both contiguous, owned by the stage. Several may be row
 /// ranges of one matrix (q, k and v; gate and up), each 64-byte aligned when its rows' bytes are a
-/// multiple of 64. Write into the tensors; never put another tensor in their place, as the stage
-/// would not see it.
+/// multiple of 64. Write into the tensors; never assign another tensor to them, as the stage would
+/// not see it (set_() is seen where a parameter has a matrix of its own, as embedding and output
+/// matrix do).
 struct Parameter {
   ParameterSpec spec;
   at::Tensor value;     // the model's dtype

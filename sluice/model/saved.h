@@ -47,7 +47,10 @@ struct LayerKeyValues {
 /// One LayerKeyValues per decoder layer of the stage, for one microbatch. Owned by the runtime.
 struct KeyValueContext {
   int num_slices = 1;
-  std::vector<LayerKeyValues> layers;
+  std::vector<LayerKeyValues> layers{};
+  /// Called, when set, with every k, v and every dk, dv at the moment the stage puts it here, so
+  /// that the runtime can charge it.
+  KeepTensor keep_key_value{}, keep_gradient{};
 };
 
 }  // namespace sluice

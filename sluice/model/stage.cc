@@ -47,7 +47,7 @@ struct Stage::Impl {
   }
 
   AttentionSlice slice_of(const SliceShape& shape, KeyValueContext& context, std::size_t layer) {
-    AttentionSlice slice{shape, rotary.up_to(shape.first_position + shape.tokens)};
+    AttentionSlice slice{shape, rotary.up_to(shape.first_position + shape.tokens), context};
     if (context.num_slices > 1) {
       const auto slices = static_cast<std::size_t>(context.num_slices);
       if (context.layers.size() < layers.size()) context.layers.resize(layers.size());

@@ -16,6 +16,11 @@ Weight WeightMaker::make(std::vector<ParameterSpec> specs) const {
   const at::TensorOptions options = at::TensorOptions().device(device);
   Weight weight{at::empty(shape, options.dtype(value_type(config.dtype))),
                 at::zeros(shape, options.dtype(gradient_type(config.dtype)))};
+  if (specs.size() == 1) {  // the tensors themselves, no views
+    initialize(specs.front(), seed, weight.value);
+    parameters.push_back({std::move(specs.front()), weight.value, weight.gradient});
+    return weight;
+  }
   std::int64_t first_row = 0;
   for (ParameterSpec& spec : specs) {
     const std::int64_t rows = spec.shape.front();
