@@ -238,8 +238,8 @@ std::vector<std::string> schedule_names() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Schedules, PredictedMemory, ::testing::ValuesIn(schedule_names()),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& test) {
+                           std::string name = test.param;
                            for (char& c : name) {
                              if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
                            }

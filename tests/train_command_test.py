@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+"""Runs `sluice train`, `generate` and `verify` as a user does: files, exit codes, signals, errors.
+
+Usage: train_command_test.py PATH_OF_SLUICE
+"""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+SLUICE = ""
+CONFIG = """
+[model]
+vocab_size = 256
+hidden_size = 32
+intermediate_size = 48
+num_hidden_layers = 4
+num_attention_heads = 4
+num_key_value_heads = 2
+[data]
+sequence_length = 32
+validation_fraction = 0.2
+[pipeline]
+schedule = "zb-1p"
+ranks = 2
+microbatches = 4
+microbatch_size = 2
+[train]
+steps = 6
+warmup_steps = 2
+eval_every = 3
+checkpoint_every = 3
+"""
+
+
+class Train(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        corpus = self.root / "corpus"
+        corpus.mkdir()
+        for i in range(8):
+            (corpus / f"{i}.txt").write_text(f"file {i} says this again and again\n" * 60)
+        self.run_dir = self.root / "run"
+        self.config = self.root / "config.toml"
+        self.config.write_text(CONFIG)
+
+    def command(self, verb, *arguments):
+        settings = ["--set", f'data.paths=["{self.root / "corpus"}"]', "--set",
+                    f'run.dir="{self.run_dir}"']
+        return [SLUICE, verb, str(self.config), *settings, *arguments]
+
+    def run_sluice(self, command):
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+    def train(self, *arguments):
+        return self.run_sluice(self.command("train", *arguments))
+
+    def wait_for_line(self, process, words):
+        for line in process.stderr:
+            if words in line:
+                return
+        self.fail(f"the run ended without printing '{words}'")
+
+    def metrics(self):
+        lines = (self.run_dir / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def test_writes_every_file_that_it_promises(self):
+        done = self.train("--set", "run.trace_step=4", "--set", "run.tensorboard=true")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        steps = [line for line in self.metrics() if "loss" in line]
+        self.assertEqual([line["step"] for line in steps], list(range(1, 7)))
+        for key in ("loss", "grad_norm", "lr", "tokens", "tokens_per_second", "step_seconds", "mfu"):
+            self.assertIn(key, steps[0])
+        memory = json.loads((self.run_dir / "memory.json").read_text())
+        self.assertEqual(len(memory["ranks"]), 2)
+        weights = memory["ranks"][0]["weights"]
+        self.assertEqual(weights["predicted"], weights["measured"])
+        trace = json.loads((self.run_dir / "trace.json").read_text())
+        self.assertTrue(any(event.get("ph") == "X" for event in trace["traceEvents"]))
+        self.assertTrue((self.run_dir / "config.toml").exists())
+        self.assertTrue(list(self.run_dir.glob("events.out.tfevents.*")))
+        names = sorted(path.name for path in (self.run_dir / "checkpoints").iterdir())
+        self.assertEqual(names, ["step-3", "step-6"])
+        self.assertIn("predicted", done.stdout)
+        self.assertIn("rank 0", done.stdout)
+
+    def test_a_resolved_config_runs_again(self):
+        self.assertEqual(self.train("--steps", "2").returncode, 0)
+        again = self.run_sluice([SLUICE, "train", str(self.run_dir / "config.toml"), "--set",
+                                 f'run.dir="{self.root / "again"}"'])
+        self.assertEqual(again.returncode, 0, again.stderr)
+
+    def test_interrupt_finishes_the_step_saves_and_resumes(self):
+        with subprocess.Popen(self.command("train", "--set", "train.steps=100000"),
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                              text=True) as process:
+            self.wait_for_line(process, " 2/100000 ")
+            process.send_signal(signal.SIGINT)
+            process.stderr.read()
+            self.assertEqual(process.wait(timeout=120), 0)
+        last = self.metrics()[-1]["step"]
+        self.assertTrue((self.run_dir / "checkpoints" / f"step-{last}").is_dir())
+        done = self.train("--resume", "--set", f"train.steps={last + 2}")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        steps = [line["step"] for line in self.metrics() if "loss" in line]
+        self.assertEqual(steps, list(range(1, last + 3)))
+
+    def test_killed_run_resumes_from_its_last_checkpoint(self):
+        command = self.command("train", "--set", "train.steps=100000", "--set",
+                               "train.checkpoint_every=2")
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                              text=True) as process:
+            self.wait_for_line(process, "saved ")
+            time.sleep(0.05)
+            process.kill()
+        checkpoints = (self.run_dir / "checkpoints").glob("step-*")
+        last = max(int(path.name.split("-")[1]) for path in checkpoints if path.suffix != ".tmp")
+        done = self.train("--resume", "--steps", str(last + 3))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        steps = [line["step"] for line in self.metrics() if "loss" in line]
+        self.assertEqual(steps, list(range(1, last + 4)))
+
+    def test_a_fresh_run_never_writes_over_another_one(self):
+        self.assertEqual(self.train("--steps", "1").returncode, 0)
+        again = self.train("--steps", "1")
+        self.assertEqual(again.returncode, 2)
+        self.assertIn("--resume", again.stderr)
+
+    def test_bad_input_is_one_line_that_names_value_and_rule(self):
+        for setting, words in {
+                "model.hiden_size=32": ["hiden_size", "hidden_size"],
+                "model.num_attention_heads=5": ["5", "hidden_size"],
+                "pipeline.schedule=zb-3p": ["zb-3p", "zb-2p"],
+                "pipeline.layers=3,3": ["3,3", "4"],
+                "pipeline.slices=2": ["slices"],
+                "pipeline.offload=half": ["offload"],
+                "train.learning_rate=fast": ["learning_rate"],
+                "data.sequence_length=100000000": ["sequence"],
+                "run.device=tpu": ["tpu", "cpu"],
+        }.items():
+            with self.subTest(setting):
+                done = self.train("--set", setting)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+                for word in words:
+                    self.assertIn(word, done.stderr)
+                self.assertFalse((self.run_dir / "config.toml").exists())
+
+    def test_missing_data_and_damaged_checkpoints_are_named(self):
+        done = self.run_sluice([SLUICE, "train", str(self.config), "--set",
+                                f'data.paths=["{self.root / "nowhere"}"]'])
+        self.assertIn(done.returncode, (1, 2))
+        self.assertIn("nowhere", done.stderr)
+        self.assertEqual(self.train("--steps", "3").returncode, 0)
+        weights = self.run_dir / "checkpoints" / "step-3" / "model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[-5] ^= 1
+        weights.write_bytes(content)
+        done = self.train("--resume")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("model.safetensors", done.stderr)
+
+    def test_generates_the_same_text_twice(self):
+        self.assertEqual(self.train().returncode, 0)
+        command = [SLUICE, "generate", str(self.run_dir), "--prompt", "file", "--tokens", "20"]
+        first = subprocess.run(command, capture_output=True, timeout=300, check=True).stdout
+        self.assertTrue(first.startswith(b"file"))
+        self.assertGreaterEqual(len(first), 25)
+        again = subprocess.run(command, capture_output=True, timeout=300, check=True).stdout
+        self.assertEqual(first, again)
+
+    def test_verify_prints_its_json(self):
+        done = self.run_sluice(self.command("verify", "--format", "json", "--set",
+                                            "model.dtype=float64"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        result = json.loads(done.stdout)
+        self.assertTrue(result["pass"])
+        self.assertIs(result["bit_identical_to"], True)
+        self.assertLess(result["max_relative_gradient_error"], 1e-12)
+        for key in ("loss_pipeline", "loss_reference", "worst_parameter"):
+            self.assertIn(key, result)
+
+
+if __name__ == "__main__":
+    SLUICE = sys.argv.pop(1)
+    unittest.main()
