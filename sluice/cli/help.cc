@@ -41,7 +41,8 @@ std::string wrap(const std::string& text, std::size_t indent) {
 Entry describe(const CLI::Option& option) {
   const bool positional = option.get_positional();
   Entry entry{positional ? option.get_name(true) : option.get_name(), option.get_description()};
-  const std::string type = option.get_type_name();
+  const std::string full_type = option.get_type_name();
+  const std::string type = full_type.substr(0, full_type.find(':'));  // without its validators
   if (!positional && !type.empty()) entry.left += " " + type;
   if (option.get_required()) entry.right += " (required)";
   if (!option.get_default_str().empty()) {

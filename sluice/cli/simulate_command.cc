@@ -95,7 +95,8 @@ std::string show_json(const Prediction& prediction) {
 /// Of every rank, or with many of them the highest and the lowest.
 std::string show_peaks(const std::vector<double>& peaks) {
   if (peaks.size() > 16) {
-    const auto [low, high] = std::minmax_element(peaks.begin(), peaks.end());
+    const auto low = std::min_element(peaks.begin(), peaks.end());
+    const auto high = std::max_element(peaks.begin(), peaks.end());
     return fmt::format("{:.4g} on rank {} to {:.4g} on rank {}", *high, high - peaks.begin(), *low,
                        low - peaks.begin());
   }

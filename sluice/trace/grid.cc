@@ -134,6 +134,7 @@ class Painter {
       if (!line.empty()) line += kCut;
       line += coloured(paint(rows_.ranks[rank], window));
     }
+    line.erase(line.find_last_not_of(' ') + 1);  // the gap after a pass that ends the row
     return line;
   }
 

@@ -27,7 +27,7 @@ GridOptions columns(int max_columns) {
 
 TEST(Grid, DrawsPassesInProportionWithLetterAndMicrobatch) {
   EXPECT_EQ(draw_grid(unit_timeline("1f1b", 2, 3), columns(100)),
-            "rank 0  F0 F1 ......B0--- F2 B1--- ...B2--- \n"
+            "rank 0  F0 F1 ......B0--- F2 B1--- ...B2---\n"
             "rank 1  ...F0 B0--- F1 B1--- F2 B2--- ......\n"
             "time    0              5              10\n"
             "F forward, B backward; a cell: letter, microbatch\n");
@@ -35,13 +35,13 @@ TEST(Grid, DrawsPassesInProportionWithLetterAndMicrobatch) {
 
 TEST(Grid, PutsTheStageFirstWhenRanksHoldSeveral) {
   const auto lines = lines_of(draw_grid(unit_timeline("interleaved", 2, 2, 2), columns(100)));
-  EXPECT_EQ(lines[0], "rank 0  0F0 0F1 2F0 2F1 ........2B0---- ....2B1---- 0B0---- 0B1---- ");
+  EXPECT_EQ(lines[0], "rank 0  0F0 0F1 2F0 2F1 ........2B0---- ....2B1---- 0B0---- 0B1----");
   EXPECT_EQ(lines.back(), "F forward, B backward; a cell: stage, letter, microbatch");
 }
 
 TEST(Grid, WritesTheSecondChunkInLowerCaseWhenStagesDoNotFit) {
   const auto lines = lines_of(draw_grid(unit_timeline("interleaved", 2, 2, 2), columns(55)));
-  EXPECT_EQ(lines[0], "rank 0  F0 F1 f0 f1 ......b0--- ...b1--- B0--- B1--- ");
+  EXPECT_EQ(lines[0], "rank 0  F0 F1 f0 f1 ......b0--- ...b1--- B0--- B1---");
   EXPECT_EQ(lines.back(),
             "F forward, B backward; a cell: letter, microbatch; lower case: second chunk");
 }
@@ -69,7 +69,10 @@ TEST(Grid, StaysWithinItsColumnsAndKeepsRowsEqual) {
         const auto lines = lines_of(text);
         ASSERT_EQ(lines.size(), 6U);
         for (std::size_t rank = 0; rank < 4; ++rank) {
-          EXPECT_EQ(lines[rank].size(), lines[0].size());
+          // One that ends with a pass has no gap after it.
+          EXPECT_NEAR(static_cast<double>(lines[rank].size()), static_cast<double>(lines[0].size()),
+                      1.0);
+          EXPECT_NE(lines[rank].back(), ' ');
           EXPECT_LE(lines[rank].size(), static_cast<std::size_t>(max_columns)) << text;
         }
       }
@@ -109,7 +112,7 @@ TEST(Grid, PassesWithoutLengthLeaveNoMark) {
                      pass_span(PassKind::kBackwardInput, 0, 0, 4, 8),
                      pass_span(PassKind::kBackwardWeight, 0, 0, 8, 8)}};
   const auto lines = lines_of(draw_grid(timeline, columns(80)));
-  EXPECT_EQ(lines[0], "rank 0  F0 I0 ");
+  EXPECT_EQ(lines[0], "rank 0  F0 I0");
   EXPECT_EQ(lines.back().find('W'), std::string::npos);
 }
 
