@@ -16,8 +16,8 @@ std::int64_t statistics_bytes(DType dtype) { return dtype == DType::kFloat64 ? 8
 enum class PassMode : std::uint8_t { kBackward, kBackwardInput };
 
 // Replays the allocations of the passes, statement by statement, in the order of the code of
-// stage.cc, decoder_layer.cc, attention_block.cc, mlp_block.cc and output_layer.cc. Only bytes that
-// are not kept count; take() allocates, give() frees or reports as kept.
+// stage.cc, decoder_layer.cc, attention_block.cc, mlp_block.cc and output_layer.cc. Bytes are
+// workspace until they are kept; kept ones are activations.
 class Replay {
  public:
   Replay(const ModelConfig& config, std::int64_t batch, std::int64_t tokens, bool sliced)
@@ -59,21 +59,43 @@ class Replay {
     return (x_ + activation_) + (gate_up_ + x_) + (x_ + x_) + (qkv_ + x_);
   }
 
-  std::int64_t forward(const StageLayers& layers) {
-    restart();
-    if (layers.has_embedding) take(x_);
+  /// What a pass reaches: of workspace alone, of activations alone, of both together. The input
+  /// that comes from another stage is not in `total`: it is counted as boundary for the whole pass.
+  struct Peaks {
+    std::int64_t workspace = 0, activations = 0, total = 0;
+  };
+
+  Peaks forward(const StageLayers& layers) {
+    restart(0);
+    if (layers.has_embedding) {
+      hold(ids_);
+      take(x_);
+    }
     for (int layer = 0; layer < layers.num_layers; ++layer) {
-      if (layer > 0 || layers.has_embedding) give(x_);  // kept as the layer's input
+      if (layer > 0 || layers.has_embedding) {
+        keep(x_);  // the layer's input
+      } else {
+        adopt(x_);
+      }
       attention_forward(full_ ? Saves::kNothing : Saves::kKept);
-      if (!full_) give(x_);  // the middle is kept
+      if (!full_) keep(x_);  // the middle
       mlp_forward();
       if (full_) give(x_);
     }
-    return peak_;
+    if (layers.has_head) {
+      if (layers.num_layers > 0 || layers.has_embedding) {
+        keep(x_);
+      } else {
+        adopt(x_);
+      }
+      hold(ids_);
+    }
+    return peaks_;
   }
 
-  std::int64_t backward(const StageLayers& layers, PassMode mode) {
-    restart();
+  /// `saved`: activations of the stage when the pass begins.
+  Peaks backward(const StageLayers& layers, PassMode mode, std::int64_t saved) {
+    restart(saved);
     deferred_ = mode == PassMode::kBackwardInput;
     if (layers.has_head) {
       take(row_);
@@ -83,53 +105,89 @@ class Replay {
       take(x_);
       give(row_);
       give(x_);
+      drop(x_ + ids_);
     }
     for (int layer = layers.num_layers; layer-- > 0;) {
       const bool own_dy = layer + 1 < layers.num_layers || layers.has_head;
       layer_backward(own_dy);
     }
-    return peak_;
+    return peaks_;
   }
 
  private:
   enum class Saves : std::uint8_t { kKept, kTransient, kNothing };
 
-  void restart() { live_ = peak_ = 0; }
-  void take(std::int64_t bytes) {
-    live_ += bytes;
-    peak_ = std::max(peak_, live_);
+  void restart(std::int64_t activations) {
+    workspace_ = 0;
+    activations_ = total_ = activations;
+    peaks_ = {0, activations, activations};
   }
-  void give(std::int64_t bytes) { live_ -= bytes; }
+  void note() {
+    peaks_.workspace = std::max(peaks_.workspace, workspace_);
+    peaks_.activations = std::max(peaks_.activations, activations_);
+    peaks_.total = std::max(peaks_.total, total_);
+  }
+  void take(std::int64_t bytes) {  // allocated
+    workspace_ += bytes;
+    total_ += bytes;
+    note();
+  }
+  void give(std::int64_t bytes) {  // workspace freed
+    workspace_ -= bytes;
+    total_ -= bytes;
+  }
+  void keep(std::int64_t bytes) {  // workspace becomes kept
+    workspace_ -= bytes;
+    activations_ += bytes;
+    note();
+  }
+  void hold(std::int64_t bytes) {  // allocated and kept at once
+    activations_ += bytes;
+    total_ += bytes;
+    note();
+  }
+  void adopt(std::int64_t bytes) {  // a boundary tensor becomes kept
+    activations_ += bytes;
+    note();
+  }
+  void drop(std::int64_t bytes) {  // kept bytes freed
+    activations_ -= bytes;
+    total_ -= bytes;
+  }
+  void take_or_hold(bool kept, std::int64_t bytes) { kept ? hold(bytes) : take(bytes); }
+  void give_or_drop(bool kept, std::int64_t bytes) { kept ? drop(bytes) : give(bytes); }
 
   // Leaves y on the books, and with kTransient all that recompute() fills.
   void attention_forward(Saves saves) {
-    const bool transient = saves != Saves::kKept;
-    const bool normed_kept = all_ && !transient;
-    if (transient) take(row_);
-    if (!normed_kept) take(x_);
+    const bool kept = saves == Saves::kKept;
+    const bool normed_kept = all_ && kept;
+    take_or_hold(kept, row_);
+    take_or_hold(normed_kept, x_);
     take(qkv_);
     if (!normed_kept) give(x_);
-    if (transient) take(x_);  // q
-    const bool transient_kv = sliced_ ? saves == Saves::kTransient : transient;
-    if (transient_kv) take(2 * kv_);
+    take_or_hold(kept, x_);  // q
+    // With slices k and v belong to the context, which counts them.
+    const bool own_kv = sliced_ ? saves == Saves::kTransient : true;
+    const bool kv_kept = kept && !sliced_;
+    if (own_kv) take_or_hold(kv_kept, 2 * kv_);
     give(qkv_);
-    if (transient) take(x_ + lse_);  // out, lse
+    take_or_hold(kept, x_ + lse_);  // out, lse
     take(attention_forward_);
     give(attention_forward_);
     take(x_);  // y
-    if (saves == Saves::kNothing) give(row_ + x_ + (transient_kv ? 2 * kv_ : 0) + x_ + lse_);
+    if (saves == Saves::kNothing) give(row_ + x_ + (own_kv ? 2 * kv_ : 0) + x_ + lse_);
     if (saves == Saves::kTransient && sliced_) give(2 * kv_);
   }
 
-  void mlp_project(bool transient, bool normed_kept) {
-    if (!normed_kept) take(x_);
-    if (transient) take(row_ + gate_up_);
+  void mlp_project(bool kept, bool normed_kept) {
+    take_or_hold(normed_kept, x_);
+    take_or_hold(kept, row_ + gate_up_);
     if (!normed_kept) give(x_);
   }
 
   void mlp_forward() {
-    mlp_project(full_, all_);
-    if (!all_) take(activation_);
+    mlp_project(/*kept=*/!full_, /*normed_kept=*/all_);
+    take_or_hold(all_, activation_);
     take(x_);  // y
     if (!all_) give(activation_);
     if (full_) give(row_ + gate_up_);
@@ -138,34 +196,37 @@ class Replay {
   void layer_backward(bool own_dy) {
     if (full_) {
       attention_forward(Saves::kTransient);
-      mlp_project(/*transient=*/true, /*normed_kept=*/false);
-      if (deferred_) give(x_ + gate_up_);
+      mlp_project(/*kept=*/false, /*normed_kept=*/false);
+      if (deferred_) keep(x_ + gate_up_);
     }
     mlp_backward(own_dy);
     attention_backward();
+    if (full_) drop(x_);
   }
 
   // A gradient that enters a block: on the books already if `own`.
   void mlp_backward(bool own_dy) {
-    if (deferred_ && own_dy) give(x_);
+    if (deferred_) own_dy ? keep(x_) : adopt(x_);
     const bool rebuild = !all_;
     take(activation_);
-    if (!rebuild || deferred_) give(activation_);
+    if (rebuild && deferred_) keep(activation_);
     if (rebuild && !deferred_) give(activation_);
+    if (!rebuild) give(activation_);
+    if (!rebuild && !deferred_) drop(activation_);
     take(x_);  // gradient of the norm's output, then that output
-    if (rebuild && deferred_) give(x_);
+    if (rebuild && deferred_) keep(x_);
     take(x_);  // dx
     if (!rebuild) give(x_);
-    if (full_) give(x_ + row_);
+    give_or_drop(!full_, x_ + row_);
     if (!deferred_) {
-      if (full_) give(gate_up_);
-      if (rebuild) give(x_);
+      give_or_drop(!full_, gate_up_);
+      give_or_drop(!rebuild, x_);
       if (own_dy) give(x_);
     }
   }
 
   void attention_backward() {
-    if (deferred_) give(x_);
+    if (deferred_) keep(x_);
     const bool rebuild = !all_;
     take(x_);  // dout
     take(x_);  // dq
@@ -173,19 +234,18 @@ class Replay {
     take(attention_backward_);
     give(attention_backward_);
     give(x_);  // dout
-    if (full_) give(x_ + (sliced_ ? 0 : 2 * kv_) + (deferred_ ? 0 : x_) + lse_);
-    take(qkv_);
-    if (deferred_) give(qkv_);
+    give_or_drop(!full_, x_ + (sliced_ ? 0 : 2 * kv_) + (deferred_ ? 0 : x_) + lse_);
+    take_or_hold(deferred_, qkv_);
     give(x_);  // dq
     if (!sliced_) give(2 * dkv_);
-    take(x_);
-    if (rebuild && deferred_) give(x_);
+    take_or_hold(rebuild && deferred_, x_);
     take(x_);  // dx
     if (!rebuild) give(x_);
-    if (full_) give(row_);
+    // With `full` the layer itself holds x until it returns.
+    give_or_drop(!full_, row_ + (full_ ? 0 : x_));
     if (!deferred_) {
       give(qkv_);
-      if (rebuild) give(x_);
+      give_or_drop(!rebuild, x_);
       give(x_);  // dy
     }
   }
@@ -195,7 +255,8 @@ class Replay {
   std::int64_t row_ = 0, x_ = 0, kv_ = 0, dkv_ = 0, qkv_ = 0, lse_ = 0, gate_up_ = 0,
                activation_ = 0, ids_ = 0, logits_ = 0, attention_forward_ = 0,
                attention_backward_ = 0;
-  std::int64_t live_ = 0, peak_ = 0;
+  std::int64_t workspace_ = 0, activations_ = 0, total_ = 0;
+  Peaks peaks_;
 };
 
 std::int64_t stage_parameters(const ModelConfig& config, const StageLayers& layers) {
@@ -231,9 +292,16 @@ StageBytes stage_bytes(const ModelConfig& config, const StageLayers& layers, std
     bytes.kv_cache = num_layers * replay.key_values();
     bytes.kv_gradient = num_layers * replay.key_value_gradients();
   }
-  bytes.workspace_forward = replay.forward(layers);
-  bytes.workspace_backward = replay.backward(layers, PassMode::kBackward);
-  bytes.workspace_backward_input = replay.backward(layers, PassMode::kBackwardInput);
+  const auto forward = replay.forward(layers);
+  bytes.workspace_forward = forward.workspace;
+  bytes.peak_forward = forward.total;
+  const auto backward = replay.backward(layers, PassMode::kBackward, bytes.saved);
+  bytes.workspace_backward = backward.workspace;
+  bytes.peak_backward = backward.total;
+  const auto input = replay.backward(layers, PassMode::kBackwardInput, bytes.saved);
+  bytes.workspace_backward_input = input.workspace;
+  bytes.peak_saved_backward_input = input.activations;
+  bytes.peak_backward_input = input.total;
   return bytes;
 }
 

@@ -22,6 +22,11 @@ struct StageBytes {
   std::int64_t kv_gradient = 0;  // dk and dv of one slice; 0 with one slice
   std::int64_t workspace_forward = 0, workspace_backward = 0;  // transient peaks beyond `saved`
   std::int64_t workspace_backward_input = 0, workspace_backward_weight = 0;
+  std::int64_t peak_saved_backward_input = 0;  // activations alone, inside I
+  // Activations and workspace together, inside the pass; without the tensor that came from another
+  // stage. B frees activations while its workspace grows, so the sum of both peaks is never
+  // reached.
+  std::int64_t peak_forward = 0, peak_backward = 0, peak_backward_input = 0;
 };
 StageBytes stage_bytes(const ModelConfig& config, const StageLayers& layers, std::int64_t batch,
                        std::int64_t tokens, std::int64_t num_slices);

@@ -20,6 +20,12 @@ struct StageMemory {
   std::int64_t workspace_backward = 0;  // transient peak inside B
   std::int64_t workspace_backward_input = 0;
   std::int64_t workspace_backward_weight = 0;
+  // Largest inside a pass, where known (0: the sum of the numbers above is taken): activations of
+  // the unit alone in I, and activations and workspace of the unit together.
+  std::int64_t peak_saved_backward_input = 0;
+  std::int64_t peak_forward = 0;
+  std::int64_t peak_backward = 0;
+  std::int64_t peak_backward_input = 0;
 };
 
 struct MemoryModel {

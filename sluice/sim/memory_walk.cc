@@ -72,13 +72,51 @@ std::int64_t MemoryWalk::workspace_of(const Pass& pass) const {
 
 void MemoryWalk::begin(const Pass& pass) {
   live(MemoryClass::kBoundary) += flow_of(pass).received;
+  note_inside(pass);
   live(MemoryClass::kWorkspace) += workspace_of(pass);
-  // What a forward saves comes while its workspace is live; counted whole from the start, the total
-  // is never less than what a run holds.
+  // A forward's saved tensors show in the curve from its start.
   if (pass.kind == PassKind::kForward && keeps_saved_) {
     live(MemoryClass::kActivations) += stage_of(pass).saved;
   }
-  note_peaks();
+  note_class_peaks();
+}
+
+// The total inside a pass is less than the sum of what its classes reach: a forward's workspace is
+// largest before all is saved, a backward's after part of it was freed.
+void MemoryWalk::note_inside(const Pass& pass) {
+  const StageMemory& memory = stage_of(pass);
+  std::int64_t own_before = 0;  // of the unit's own activations, when the pass begins
+  std::int64_t inside = 0;      // its activations and workspace at their largest
+  switch (pass.kind) {
+    case PassKind::kForward:
+      inside = memory.peak_forward != 0 && keeps_saved_
+                   ? memory.peak_forward
+                   : memory.workspace_forward + (keeps_saved_ ? memory.saved : 0);
+      break;
+    case PassKind::kBackward:
+      own_before = memory.saved;
+      inside = memory.peak_backward != 0 ? memory.peak_backward
+                                         : memory.saved + memory.workspace_backward;
+      break;
+    case PassKind::kBackwardInput: {
+      own_before = memory.saved;
+      inside = memory.peak_backward_input != 0 ? memory.peak_backward_input
+                                               : memory.saved + memory.workspace_backward_input;
+      auto& peak = peaks_.by_class[static_cast<std::size_t>(MemoryClass::kActivations)];
+      peak = std::max(
+          peak, live(MemoryClass::kActivations) - own_before + memory.peak_saved_backward_input);
+      break;
+    }
+    case PassKind::kBackwardWeight:
+      own_before = memory.saved_for_weight;
+      inside = own_before + memory.workspace_backward_weight;
+      break;
+    default:
+      return;
+  }
+  BytesByClass now = bytes_;
+  now[static_cast<std::size_t>(MemoryClass::kWorkspace)] += inside - own_before;
+  note_total(now);
 }
 
 void MemoryWalk::end(const Pass& pass) {
@@ -111,12 +149,20 @@ bool MemoryWalk::post(const Pass& pass) {
 }
 
 void MemoryWalk::note_peaks() {
+  note_class_peaks();
+  note_total(bytes_);
+}
+
+void MemoryWalk::note_class_peaks() {
   for (std::size_t c = 0; c < bytes_.size(); ++c) {
     peaks_.by_class[c] = std::max(peaks_.by_class[c], bytes_[c]);
   }
-  if (const std::int64_t total = total_bytes(bytes_); total > peaks_.total) {
+}
+
+void MemoryWalk::note_total(const BytesByClass& bytes) {
+  if (const std::int64_t total = total_bytes(bytes); total > peaks_.total) {
     peaks_.total = total;
-    peaks_.at_total_peak = bytes_;
+    peaks_.at_total_peak = bytes;
   }
 }
 

@@ -45,7 +45,10 @@ class MemoryWalk {
   }
   const Flow& flow_of(const Pass& pass) const;
   std::int64_t workspace_of(const Pass& pass) const;
+  void note_inside(const Pass& pass);
   void note_peaks();
+  void note_class_peaks();
+  void note_total(const BytesByClass& bytes);
 
   const MemoryModel& model_;
   bool keeps_saved_;

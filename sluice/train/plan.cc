@@ -98,6 +98,10 @@ MemoryModel memory_model(const ModelConfig& model, const Layout& layout, const P
     stage.workspace_backward = bytes.workspace_backward;
     stage.workspace_backward_input = bytes.workspace_backward_input;
     stage.workspace_backward_weight = bytes.workspace_backward_weight;
+    stage.peak_saved_backward_input = bytes.peak_saved_backward_input;
+    stage.peak_forward = bytes.peak_forward;
+    stage.peak_backward = bytes.peak_backward;
+    stage.peak_backward_input = bytes.peak_backward_input;
     memory.stages.push_back(stage);
   }
   if (model.tie_word_embeddings) {
