@@ -115,6 +115,10 @@ void MemoryWalk::note_inside(const Pass& pass) {
       return;
   }
   BytesByClass now = bytes_;
+  if (pass.kind == PassKind::kForward && keeps_saved_) {
+    now[static_cast<std::size_t>(MemoryClass::kActivations)] += memory.saved;
+    inside -= memory.saved;
+  }
   now[static_cast<std::size_t>(MemoryClass::kWorkspace)] += inside - own_before;
   note_total(now);
 }
