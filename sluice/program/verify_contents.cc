@@ -48,6 +48,9 @@ class Contents {
     std::int32_t optimizer = kNoAction;
     for (std::size_t k = 0; k < list.actions.size(); ++k) {
       const Action& action = list.actions[k];
+      const bool is_message =
+          action.kind == ActionKind::kSend || action.kind == ActionKind::kReceive;
+      if (!is_message) matched_[position(rank)][k] = 1;
       switch (action.kind) {
         case ActionKind::kPass:
           read_pass(rank, k, optimizer);
@@ -173,13 +176,9 @@ class Contents {
   }
 
   void report_unmatched(int rank) {
-    const std::vector<Action>& list = actions(rank);
     const std::vector<std::uint8_t>& matched = matched_[position(rank)];
-    for (std::size_t k = 0; k < list.size(); ++k) {
-      if (matched[k] != 0) continue;
-      const bool is_message =
-          list[k].kind == ActionKind::kSend || list[k].kind == ActionKind::kReceive;
-      if (is_message) add(rank, k, "{}", describe_mismatch(rank, k));
+    for (std::size_t k = 0; k < matched.size(); ++k) {
+      if (matched[k] == 0) add(rank, k, "{}", describe_mismatch(rank, k));
     }
   }
 

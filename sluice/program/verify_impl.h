@@ -9,7 +9,7 @@
 namespace sluice {
 
 /// Whether the message at an action has an answer: the two ends name each other and one pass.
-/// matched[rank][action], 0 or 1; 0 for actions that are no messages.
+/// matched[rank][action], 0 or 1; 1 for actions that are no messages.
 using Matched = std::vector<std::vector<std::uint8_t>>;
 
 /// Points 2, 3 and 4 of verify(): reads every action once and each (stage, microbatch, slice) once.
