@@ -1,8 +1,11 @@
-// generators.h - every schedule generator, one per file, and what they share. Read next: gpipe.cc.
-// Callers outside this folder use make_schedule() of registry.h, which makes the common checks.
+// generators.h - every schedule generator, one per file, and what they share. Read next:
+// library.cc. Callers outside this folder use make_schedule() of registry.h, which makes the common
+// checks.
 #pragma once
 
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "sluice/schedule/registry.h"
 
@@ -25,6 +28,9 @@ Schedule make_v_min(const ScheduleRequest& request);
 Schedule make_dualpipe_v(const ScheduleRequest& request);
 Schedule make_gis(const ScheduleRequest& request);
 Schedule make_gis_h(const ScheduleRequest& request);
+
+/// The entries of schedule_library(), in its order.
+std::vector<ScheduleInfo> describe_library();
 
 /// A schedule named `name` with `placement`, the request's microbatches and an empty list of passes
 /// for each rank.

@@ -162,7 +162,8 @@ INSTANTIATE_TEST_SUITE_P(Schedules, Groups, ::testing::Values("interleaved", "gi
 
 TEST(Registry, ListsTheScheduleNamesInOrder) {
   EXPECT_EQ(names(), (std::vector<std::string>{"gpipe", "1f1b", "interleaved", "breadth-first",
-                                               "dualpipe-v", "gis", "gis-h"}));
+                                               "zb-1p", "zb-2p", "zb-v", "1f1b-v", "v-half",
+                                               "v-min", "dualpipe-v", "gis", "gis-h"}));
 }
 
 TEST(Registry, ListsTheNamesWhenOneIsWrong) {

@@ -13,67 +13,6 @@
 namespace sluice {
 namespace {
 
-std::vector<ScheduleInfo> build_library() {
-  std::vector<ScheduleInfo> library;
-  library.push_back({.name = "gpipe",
-                     .summary = "All forwards, then all backwards: the simplest order",
-                     .source = "GPipe, arXiv 1811.06965",
-                     .bubble_formula = "(p-1)(F+B)",
-                     .memory_formula = "m/p",
-                     .rules = "any p, any m; one stage per rank",
-                     .default_chunks = 1,
-                     .generate = make_gpipe});
-  library.push_back({.name = "1f1b",
-                     .summary = "GPipe's bubble with the memory of at most p microbatches",
-                     .source = "PipeDream-Flush, arXiv 2006.09503; DAPPLE, arXiv 2007.01045",
-                     .bubble_formula = "(p-1)(F+B)",
-                     .memory_formula = "min(m, p)/p",
-                     .rules = "any p, any m; one stage per rank",
-                     .default_chunks = 1,
-                     .generate = make_1f1b});
-  library.push_back({.name = "interleaved",
-                     .summary = "1F1B over several chunks per rank: less bubble, more messages",
-                     .source = "Megatron-LM, arXiv 2104.04473",
-                     .bubble_formula = "(p-1)(F+B)/v",
-                     .memory_formula = "1 + (p-1)/(pv)",
-                     .rules = "any p, m, v; group p by default, any other is allowed",
-                     .default_chunks = 2,
-                     .generate = make_interleaved});
-  library.push_back({.name = "breadth-first",
-                     .summary = "GPipe over several chunks: one visit of each chunk per direction",
-                     .source = "arXiv 2211.05953",
-                     .bubble_formula = "(p-1)(F+B)/v",
-                     .memory_formula = "m/p",
-                     .rules = "any p, m, v",
-                     .default_chunks = 2,
-                     .generate = make_breadth_first});
-  library.push_back({.name = "dualpipe-v",
-                     .summary = "Forwards of one chunk beside backwards of the other",
-                     .source = "DeepSeek-V3, arXiv 2412.19437",
-                     .bubble_formula = "(p-1)(F+I-W)/2",
-                     .memory_formula = "1 + 1/(2p)",
-                     .rules = "any p, any m; two chunks per rank; made for m >= 2p",
-                     .default_chunks = 2,
-                     .generate = make_dualpipe_v});
-  library.push_back({.name = "gis",
-                     .summary = "Interleaved with a split backward: less memory and less bubble",
-                     .source = "PipeOffload, arXiv 2503.01328",
-                     .bubble_formula = "(p-1)(F+I)/v + (p-g)(v-1)(F+I-W)/v",
-                     .memory_formula = "(g(v-1)+p)/(vp)",
-                     .rules = "any p, m, v; group from ceil(p/2) to p, p by default",
-                     .default_chunks = 2,
-                     .generate = make_gis});
-  library.push_back({.name = "gis-h",
-                     .summary = "GIS with groups of half the ranks: about half the memory",
-                     .source = "PipeOffload, arXiv 2503.01328",
-                     .bubble_formula = "(p-1)(F+I)/v + (p-g)(v-1)(F+I-W)/v with g = ceil(p/2)",
-                     .memory_formula = "(g(v-1)+p)/(vp) with g = ceil(p/2)",
-                     .rules = "any p, m, v",
-                     .default_chunks = 2,
-                     .generate = make_gis_h});
-  return library;
-}
-
 void check_request(std::string_view name, const ScheduleRequest& request) {
   const auto at_least_one = [&](const char* what, int value) {
     if (value < 1) {
@@ -119,7 +58,7 @@ Schedule cut_into_slices(Schedule schedule, int num_slices) {
 }  // namespace
 
 const std::vector<ScheduleInfo>& schedule_library() {
-  static const std::vector<ScheduleInfo> library = build_library();
+  static const std::vector<ScheduleInfo> library = describe_library();
   return library;
 }
 

@@ -1,0 +1,117 @@
+// The entries of the library. In the formulas: p ranks, m microbatches, v chunks, g the group; F,
+// I, W the times of a microbatch on a rank and B = I + W; see docs/schedules.md.
+#include "sluice/schedule/generators.h"
+
+namespace sluice {
+
+std::vector<ScheduleInfo> describe_library() {
+  std::vector<ScheduleInfo> library;
+  library.push_back({.name = "gpipe",
+                     .summary = "all forwards, then all backwards: the simplest order",
+                     .source = "GPipe, arXiv 1811.06965",
+                     .bubble_formula = "(p-1)(F+B)",
+                     .memory_formula = "m/p",
+                     .rules = "one chunk",
+                     .default_chunks = 1,
+                     .generate = make_gpipe});
+  library.push_back({.name = "1f1b",
+                     .summary = "GPipe's bubble with at most p microbatches in flight",
+                     .source = "PipeDream-Flush, arXiv 2006.09503; DAPPLE, arXiv 2007.01045",
+                     .bubble_formula = "(p-1)(F+B)",
+                     .memory_formula = "min(m, p)/p",
+                     .rules = "one chunk",
+                     .default_chunks = 1,
+                     .generate = make_1f1b});
+  library.push_back({.name = "interleaved",
+                     .summary = "1F1B over several chunks: less bubble, more messages",
+                     .source = "Megatron-LM, arXiv 2104.04473",
+                     .bubble_formula = "(p-1)(F+B)/v",
+                     .memory_formula = "1 + (p-1)/(pv)",
+                     .rules = "any chunks; any group, p by default, best when it divides m",
+                     .default_chunks = 2,
+                     .generate = make_interleaved});
+  library.push_back({.name = "breadth-first",
+                     .summary = "GPipe over several chunks: each is visited once per direction",
+                     .source = "arXiv 2211.05953",
+                     .bubble_formula = "(p-1)(F+B)/v",
+                     .memory_formula = "m/p",
+                     .rules = "any chunks; best with m >= p",
+                     .default_chunks = 2,
+                     .generate = make_breadth_first});
+  library.push_back({.name = "zb-1p",
+                     .summary = "1F1B whose weight passes fill the gaps, in the memory of 1F1B",
+                     .source = "Zero Bubble, arXiv 2401.10241",
+                     .bubble_formula = "(p-1)(F+I-W)",
+                     .memory_formula = "1",
+                     .rules = "one chunk; plans with the times it is given",
+                     .default_chunks = 1,
+                     .generate = make_zb_1p});
+  library.push_back({.name = "zb-2p",
+                     .summary = "zb-1p with twice the memory and next to no bubble in the span",
+                     .source = "Zero Bubble, arXiv 2401.10241",
+                     .bubble_formula = "0 in the span at F = I = W",
+                     .memory_formula = "2",
+                     .rules = "one chunk; plans with the times it is given",
+                     .default_chunks = 1,
+                     .generate = make_zb_2p});
+  library.push_back({.name = "zb-v",
+                     .summary = "no bubble in the span in the memory of 1F1B, even on all ranks",
+                     .source = "Zero Bubble, arXiv 2401.10241",
+                     .bubble_formula = "0 in the span at F = I = W",
+                     .memory_formula = "1",
+                     .rules = "two chunks on a V",
+                     .default_chunks = 2,
+                     .generate = make_zb_v});
+  library.push_back({.name = "1f1b-v",
+                     .summary = "two thirds of 1F1B's memory without a split backward",
+                     .source = "Controllable memory, arXiv 2405.15362",
+                     .bubble_formula = "between 1f1b and interleaved",
+                     .memory_formula = "about 2/3",
+                     .rules = "two chunks on a V",
+                     .default_chunks = 2,
+                     .generate = make_1f1b_v});
+  library.push_back({.name = "v-half",
+                     .summary = "half of 1F1B's memory with half of its bubble",
+                     .source = "Controllable memory, arXiv 2405.15362",
+                     .bubble_formula = "about half of 1f1b at F = I = W",
+                     .memory_formula = "floor((p+2)/2)/p",
+                     .rules = "two chunks on a V; keep W + 2I >= 2F and W + 2F >= 2I",
+                     .default_chunks = 2,
+                     .generate = make_v_half});
+  library.push_back({.name = "v-min",
+                     .summary = "a third of 1F1B's memory, for F, I and W that are alike",
+                     .source = "Controllable memory, arXiv 2405.15362",
+                     .bubble_formula = "about 2/3 of 1f1b at F = I = W, else more with m",
+                     .memory_formula = "floor((p+4)/3)/p",
+                     .rules = "two chunks on a V",
+                     .default_chunks = 2,
+                     .generate = make_v_min});
+  library.push_back({.name = "dualpipe-v",
+                     .summary = "forwards of one chunk beside backwards of the other",
+                     .source = "DeepSeek-V3, arXiv 2412.19437",
+                     .bubble_formula = "(p-1)(F+I-W)/2",
+                     .memory_formula = "1 + 1/(2p)",
+                     .rules = "two chunks on a V; made for m >= 2p",
+                     .default_chunks = 2,
+                     .generate = make_dualpipe_v});
+  library.push_back({.name = "gis",
+                     .summary = "interleaved with the backward split in place: less of both",
+                     .source = "PipeOffload, arXiv 2503.01328",
+                     .bubble_formula = "(p-1)(F+I)/v + (p-g)(v-1)(F+I-W)/v",
+                     .memory_formula = "(g(v-1)+p)/(vp)",
+                     .rules = "any chunks; group from ceil(p/2) to p, p by default, best when it "
+                              "divides m",
+                     .default_chunks = 2,
+                     .generate = make_gis});
+  library.push_back({.name = "gis-h",
+                     .summary = "gis with groups of half the ranks: the least memory",
+                     .source = "PipeOffload, arXiv 2503.01328",
+                     .bubble_formula = "that of gis with g = ceil(p/2)",
+                     .memory_formula = "that of gis with g = ceil(p/2)",
+                     .rules = "any chunks",
+                     .default_chunks = 2,
+                     .generate = make_gis_h});
+  return library;
+}
+
+}  // namespace sluice
