@@ -249,8 +249,8 @@ class Picture {
           "</text>\n",
           x, top, top + 5.0, top + 17.0, mark * step);
     }
-    fmt::format_to(out(), "<text class=\"note\" x=\"{}\" y=\"{:.2f}\">time{}</text>\n", kMargin,
-                   top + 17.0, axis_.unit.empty() ? "" : ", " + svg::escape(axis_.unit));
+    fmt::format_to(out(), "<text class=\"note\" x=\"{}\" y=\"{:.2f}\">{}</text>\n", kMargin,
+                   top + 17.0, axis_.unit.empty() ? "time" : svg::escape(axis_.unit));
     return 22.0;
   }
 

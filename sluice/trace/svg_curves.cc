@@ -17,7 +17,8 @@ namespace {
 
 constexpr double kMargin = 20.0;
 constexpr double kStripHeight = 26.0;
-constexpr double kStripStep = 30.0;
+constexpr double kMemoryStripHeight = 40.0;  // several classes share it
+constexpr double kStripGap = 4.0;
 constexpr double kHeading = 22.0;
 constexpr std::string_view kActivationColour = "#8f85c2";
 
@@ -84,15 +85,15 @@ void draw_heading(fmt::memory_buffer& out, double top, std::string_view text) {
                  escape(text));
 }
 
-void draw_strip(fmt::memory_buffer& out, const Frame& frame, double y, std::size_t rank,
-                std::string_view peak) {
+void draw_strip(fmt::memory_buffer& out, const Frame& frame, double y, double height,
+                std::size_t rank, std::string_view peak) {
   fmt::format_to(
       std::back_inserter(out),
       "<text class=\"note\" x=\"{}\" y=\"{:.1f}\">rank {}</text><rect x=\"{:.2f}\" "
       "y=\"{:.2f}\" width=\"{:.2f}\" height=\"{}\" fill=\"#f5f6f8\"/><text class=\"note\" "
       "x=\"{:.2f}\" y=\"{:.1f}\">{}</text>\n",
-      kMargin, y + 17.0, rank, frame.left, y, frame.width, kStripHeight,
-      frame.left + frame.width + 8.0, y + 17.0, peak);
+      kMargin, y + height / 2.0 + 4.0, rank, frame.left, y, frame.width, height,
+      frame.left + frame.width + 8.0, y + height / 2.0 + 4.0, peak);
 }
 
 }  // namespace
@@ -123,9 +124,11 @@ double draw_memory(fmt::memory_buffer& out, const MemoryCurve& curve, const Fram
   }
   double y = top + kHeading;
   y += draw_legend(out, entries, kMargin, y, frame.left + frame.width - kMargin);
-  const double scale = kStripHeight / static_cast<double>(peak);
-  for (std::size_t rank = 0; rank < curve.ranks.size(); ++rank, y += kStripStep) {
-    draw_strip(out, frame, y, rank, show_bytes(static_cast<double>(peaks[rank])));
+  const double scale = kMemoryStripHeight / static_cast<double>(peak);
+  for (std::size_t rank = 0; rank < curve.ranks.size();
+       ++rank, y += kMemoryStripHeight + kStripGap) {
+    draw_strip(out, frame, y, kMemoryStripHeight, rank,
+               show_bytes(static_cast<double>(peaks[rank])));
     // From the full stack down, so that each class covers what lies above the ones below it.
     for (std::size_t c = largest.size(); c-- > 0;) {
       if (largest[c] == 0) continue;
@@ -136,7 +139,8 @@ double draw_memory(fmt::memory_buffer& out, const MemoryCurve& curve, const Fram
         steps.add(std::clamp(frame.x(sample.time), frame.left, frame.left + frame.width),
                   static_cast<double>(below));
       }
-      fill_steps(out, steps, frame.left + frame.width, y + kStripHeight, scale, class_colour(c));
+      fill_steps(out, steps, frame.left + frame.width, y + kMemoryStripHeight, scale,
+                 class_colour(c));
     }
   }
   return y - top;
@@ -161,8 +165,8 @@ double draw_activations(fmt::memory_buffer& out, const Timeline& timeline, const
       static_cast<double>(timeline.num_stages) * static_cast<double>(timeline.num_slices);
   const double scale = kStripHeight / static_cast<double>(peak);
   double y = top + kHeading;
-  for (std::size_t rank = 0; rank < curves.size(); ++rank, y += kStripStep) {
-    draw_strip(out, frame, y, rank,
+  for (std::size_t rank = 0; rank < curves.size(); ++rank, y += kStripHeight + kStripGap) {
+    draw_strip(out, frame, y, kStripHeight, rank,
                fmt::format("{:.4g}", static_cast<double>(peaks[rank]) / passes_per_model));
     Steps steps;
     for (const ActivationSample& sample : curves[rank]) {
