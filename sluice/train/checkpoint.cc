@@ -133,6 +133,7 @@ CheckpointWriter::CheckpointWriter(fs::path folder, std::int64_t step)
       temporary_(folder_ / fmt::format("step-{}.tmp", step)),
       step_(step) {
   make_folders(folder_);
+  sync_folder(fs::absolute(folder_).parent_path());  // folder_ may be new itself
   remove_leftovers(folder_);
   make_folders(temporary_);
 }
