@@ -141,10 +141,13 @@ class Replay {
     activations_ += bytes;
     note();
   }
-  void hold(std::int64_t bytes) {  // allocated and kept at once
-    activations_ += bytes;
-    total_ += bytes;
-    note();
+  void hold(std::int64_t bytes) {  // allocated, and kept at once
+    take(bytes);
+    keep(bytes);
+  }
+  void pass_on(std::int64_t bytes) {  // allocated, and at once the KeyValueContext's
+    take(bytes);
+    give(bytes);
   }
   void adopt(std::int64_t bytes) {  // a boundary tensor becomes kept
     activations_ += bytes;
@@ -166,12 +169,12 @@ class Replay {
     take(qkv_);
     if (!normed_kept) give(x_);
     take_or_hold(kept, x_);  // q
-    // With slices k and v belong to the context, which counts them.
-    const bool own_kv = sliced_ ? saves == Saves::kTransient : true;
-    const bool kv_kept = kept && !sliced_;
-    if (own_kv) take_or_hold(kv_kept, 2 * kv_);
+    // With slices k and v belong to the context, which counts them; a rebuilt pair is dropped.
+    const bool own_kv = !sliced_ || saves == Saves::kTransient;
+    for (int i = 0; i < 2; ++i) own_kv ? take_or_hold(kept && !sliced_, kv_) : pass_on(kv_);
     give(qkv_);
-    take_or_hold(kept, x_ + lse_);  // out, lse
+    take_or_hold(kept, x_);  // out
+    take_or_hold(kept, lse_);
     take(attention_forward_);
     give(attention_forward_);
     take(x_);  // y
@@ -181,7 +184,8 @@ class Replay {
 
   void mlp_project(bool kept, bool normed_kept) {
     take_or_hold(normed_kept, x_);
-    take_or_hold(kept, row_ + gate_up_);
+    take_or_hold(kept, row_);
+    take_or_hold(kept, gate_up_);
     if (!normed_kept) give(x_);
   }
 
@@ -201,21 +205,17 @@ class Replay {
     }
     mlp_backward(own_dy);
     attention_backward();
-    if (full_) drop(x_);
   }
 
   // A gradient that enters a block: on the books already if `own`.
   void mlp_backward(bool own_dy) {
     if (deferred_) own_dy ? keep(x_) : adopt(x_);
     const bool rebuild = !all_;
-    take(activation_);
-    if (rebuild && deferred_) keep(activation_);
-    if (rebuild && !deferred_) give(activation_);
-    if (!rebuild) give(activation_);
+    take_or_hold(rebuild && deferred_, activation_);
+    if (!rebuild || !deferred_) give(activation_);
     if (!rebuild && !deferred_) drop(activation_);
-    take(x_);  // gradient of the norm's output, then that output
-    if (rebuild && deferred_) keep(x_);
-    take(x_);  // dx
+    take_or_hold(rebuild && deferred_, x_);  // gradient of the norm's output, then that output
+    take(x_);                                // dx
     if (!rebuild) give(x_);
     give_or_drop(!full_, x_ + row_);
     if (!deferred_) {
@@ -230,7 +230,7 @@ class Replay {
     const bool rebuild = !all_;
     take(x_);  // dout
     take(x_);  // dq
-    if (!sliced_) take(2 * dkv_);
+    for (int i = 0; i < 2; ++i) sliced_ ? pass_on(dkv_) : take(dkv_);
     take(attention_backward_);
     give(attention_backward_);
     give(x_);  // dout
@@ -241,8 +241,8 @@ class Replay {
     take_or_hold(rebuild && deferred_, x_);
     take(x_);  // dx
     if (!rebuild) give(x_);
-    // With `full` the layer itself holds x until it returns.
-    give_or_drop(!full_, row_ + (full_ ? 0 : x_));
+    drop(x_);
+    give_or_drop(!full_, row_);
     if (!deferred_) {
       give(qkv_);
       give_or_drop(!rebuild, x_);

@@ -77,16 +77,18 @@ at::Tensor AttentionBlock::run(const at::Tensor& x_RD, const AttentionSlice& sli
 
   saved.q_BTHS = at::empty({batch, tokens, heads, size}, options);
   keep(saved.q_BTHS);
-  at::Tensor k_BKTS = at::empty({batch, kv_heads, tokens, size}, options);
-  at::Tensor v_BKTS = at::empty({batch, kv_heads, tokens, size}, options);
   const bool own_key_values = slice.shared == nullptr;
-  if (own_key_values) {
-    keep(k_BKTS);
-    keep(v_BKTS);
-  } else if (share) {
-    slice.keep_key_value(k_BKTS);
-    slice.keep_key_value(v_BKTS);
-  }
+  const auto make_key_or_value = [&] {
+    at::Tensor tensor = at::empty({batch, kv_heads, tokens, size}, options);
+    if (own_key_values) {
+      keep(tensor);
+    } else if (share) {
+      slice.keep_key_value(tensor);
+    }
+    return tensor;
+  };
+  at::Tensor k_BKTS = make_key_or_value();
+  at::Tensor v_BKTS = make_key_or_value();
   rotary_forward(qkv_RD, slice.angles, slice.shape.first_position, saved.q_BTHS, k_BKTS, v_BKTS);
   qkv_RD.reset();
   KeyValueSlices visible;

@@ -5,6 +5,7 @@
 #include <ATen/ops/from_blob.h>
 #include <dlfcn.h>
 
+#include <array>
 #include <type_traits>
 
 namespace sluice {
@@ -53,7 +54,7 @@ void gemm_by_tensors(bool transpose_a, bool transpose_b, std::int64_t m, std::in
   // from_blob wants writable memory; the operands are only read.
   const auto view = [&](const T* data, std::int64_t rows, std::int64_t columns, std::int64_t lead,
                         bool transpose) {
-    const at::IntArrayRef strides = {transpose ? 1 : lead, transpose ? lead : 1};
+    const std::array<std::int64_t, 2> strides = {transpose ? 1 : lead, transpose ? lead : 1};
     return at::from_blob(const_cast<T*>(data), {rows, columns}, strides, options);
   };
   at::Tensor out = view(c, m, n, ldc, false);
