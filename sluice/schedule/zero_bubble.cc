@@ -98,7 +98,10 @@ class ZeroBubblePlanner {
     for (int s = 0; s < num_stages(); ++s) {
       const std::int64_t back = first_return[static_cast<std::size_t>(s)];
       int most = num_microbatches_;
-      if (s > 0) most = std::min(most, std::max(1, stage(s - 1).forwards - 1));
+      // One behind the stage before, unless that has run out of microbatches.
+      if (s > 0 && stage(s - 1).forwards < num_microbatches_) {
+        most = std::min(most, std::max(1, stage(s - 1).forwards - 1));
+      }
       while (stage(s).forwards < most && !is_full(s)) {
         const std::int64_t begin = std::max(stage(s).free, forward_arrival(s));
         const bool in_time = begin + ticks_of(ticks_, PassKind::kForward, s) <= back;
