@@ -38,11 +38,22 @@ std::string wrap(const std::string& text, std::size_t indent) {
   return result;
 }
 
+std::string type_of(const CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  return type.substr(0, type.find(':'));  // without its validators
+}
+
+/// A positional is shown as what it stands for, "CONFIG.toml", where its type says more than
+/// "TEXT".
+std::string positional_name(const CLI::Option& option) {
+  const std::string type = type_of(option);
+  return type.empty() || type == "TEXT" ? option.get_name(true) : type;
+}
+
 Entry describe(const CLI::Option& option) {
   const bool positional = option.get_positional();
-  Entry entry{positional ? option.get_name(true) : option.get_name(), option.get_description()};
-  const std::string full_type = option.get_type_name();
-  const std::string type = full_type.substr(0, full_type.find(':'));  // without its validators
+  Entry entry{positional ? positional_name(option) : option.get_name(), option.get_description()};
+  const std::string type = type_of(option);
   if (!positional && !type.empty()) entry.left += " " + type;
   if (option.get_required()) entry.right += " (required)";
   if (!option.get_default_str().empty()) {
@@ -65,7 +76,7 @@ std::string usage(const CLI::App& app, const std::string& name) {
   bool has_options = false;
   for (const CLI::Option* option : app.get_options()) {
     if (option->get_positional()) {
-      text += " " + option->get_name(true);
+      text += " " + positional_name(*option);
     } else {
       has_options = has_options || option != app.get_help_ptr();
     }

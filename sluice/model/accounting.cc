@@ -272,9 +272,15 @@ std::int64_t stage_parameters(const ModelConfig& config, const StageLayers& laye
 }  // namespace
 
 std::int64_t loss_tile_rows(const ModelConfig& config, std::int64_t rows) {
-  constexpr std::int64_t kTileElements = std::int64_t{1} << 22;
-  const std::int64_t fitting = kTileElements / config.vocab_size / 16 * 16;
-  return std::clamp(fitting, std::min<std::int64_t>(rows, 16), rows);
+  // Every tile reads the whole output matrix twice and its gradient once, so a tile should not be
+  // small; half the size of that matrix costs 5 % of speed against all rows at once. Small
+  // vocabularies get a few MB.
+  constexpr std::int64_t kSmallTile = std::int64_t{1} << 20, kRowStep = 16;
+  const std::int64_t limit =
+      std::max({config.hidden_size / 2, kSmallTile / config.vocab_size, kRowStep});
+  const std::int64_t num_tiles = (rows + limit - 1) / limit;
+  const std::int64_t even = (rows + num_tiles - 1) / num_tiles;
+  return std::min(rows, (even + kRowStep - 1) / kRowStep * kRowStep);
 }
 
 StageBytes stage_bytes(const ModelConfig& config, const StageLayers& layers, std::int64_t batch,

@@ -51,8 +51,8 @@ struct TrainConfig {
   std::int64_t steps = 1000;
   double learning_rate = 3e-4;
   double min_learning_rate = 3e-4 / 10;  // not given: a tenth of learning_rate
-  std::int64_t warmup_steps = 50;   // not given: a twentieth of steps, at most 100
-  double weight_decay = 0.1;        // of matrices only
+  std::int64_t warmup_steps = 50;        // not given: a twentieth of steps, at most 100
+  double weight_decay = 0.1;             // of matrices only
   double beta1 = 0.9;
   double beta2 = 0.95;
   double epsilon = 1e-8;

@@ -12,8 +12,8 @@
 
 namespace sluice {
 
-/// Throws MalformedToml. toml++ has assertions that malformed text can reach; they must neither abort
-/// nor, as they would with NDEBUG, become assumptions of the optimizer.
+/// Throws MalformedToml. toml++ has assertions that malformed text can reach; they must neither
+/// abort nor, as they would with NDEBUG, become assumptions of the optimizer.
 [[noreturn]] void refuse_malformed_toml();
 
 }  // namespace sluice
