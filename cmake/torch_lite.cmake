@@ -3,7 +3,7 @@
 # oracle; the engine itself never includes them.
 set(TORCH_PYTHON "" CACHE STRING "Python interpreter that has torch (default: .venv, then python3)")
 if(NOT TORCH_PYTHON)
-  if(DEFINED ENV{TORCH_PYTHON})
+  if(NOT "$ENV{TORCH_PYTHON}" STREQUAL "")
     set(torch_python $ENV{TORCH_PYTHON})
   elseif(EXISTS ${CMAKE_SOURCE_DIR}/.venv/bin/python)
     set(torch_python ${CMAKE_SOURCE_DIR}/.venv/bin/python)

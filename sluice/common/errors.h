@@ -58,10 +58,10 @@ inline std::string check_message() { return {}; }
 
 /// SLUICE_CHECK(condition) or SLUICE_CHECK(condition, "format", args...): throws InternalError with
 /// the condition, the place and the formatted values when the condition is false.
-#define SLUICE_CHECK(condition, ...)                                               \
-  do {                                                                             \
-    if (!(condition)) {                                                            \
-      ::sluice::detail::check_failed(#condition, __FILE__, __LINE__,               \
+#define SLUICE_CHECK(condition, ...)                                                \
+  do {                                                                              \
+    if (!(condition)) {                                                             \
+      ::sluice::detail::check_failed(#condition, __FILE__, __LINE__,                \
                                      ::sluice::detail::check_message(__VA_ARGS__)); \
-    }                                                                              \
+    }                                                                               \
   } while (false)

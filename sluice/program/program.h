@@ -12,10 +12,10 @@
 
 namespace sluice {
 
-/// Where an action runs. Each lane of a rank works in order; lanes work at the same time. On a GPU a
-/// lane is a stream, in processes an outstanding request, in threads a hand-over.
-/// Receives have lanes of their own so that a rank that sends around the ring (interleaved, two
-/// ranks) never waits behind its own receive.
+/// Where an action runs. Each lane of a rank works in order; lanes work at the same time. On a GPU
+/// a lane is a stream, in processes an outstanding request, in threads a hand-over. Receives have
+/// lanes of their own so that a rank that sends around the ring (interleaved, two ranks) never
+/// waits behind its own receive.
 enum class Lane : std::uint8_t {
   kCompute,
   kSendForward,      // activations to the next stage
@@ -73,8 +73,8 @@ struct RankProgram {
 };
 
 /// What all ranks do in one step. verify() proves it, simulate() times it, Engine runs it.
-/// Messages travel on channels: (source rank, destination rank, forward or backward). The messages of
-/// a channel are sent and received in one order; channels are independent of each other.
+/// Messages travel on channels: (source rank, destination rank, forward or backward). The messages
+/// of a channel are sent and received in one order; channels are independent of each other.
 struct Program {
   std::string name;
   Placement placement;

@@ -12,13 +12,13 @@ namespace sluice {
 ///     channels deliver in order, a compute pass waits for its dependencies, the issuing thread for
 ///     nothing else (the walk is exhaustive since the actions of a lane have one order);
 ///  2. every send has exactly one receive on the peer it names and the two agree on the pass, and
-///     both ends of a channel have the same order; every pass waits for what it receives, every send
-///     for the pass that makes what it sends, and no message for another message;
+///     both ends of a channel have the same order; every pass waits for what it receives, every
+///     send for the pass that makes what it sends, and no message for another message;
 ///  3. every saved activation is used exactly once and freed: F, then B, or I and W;
 ///  4. every gradient is complete before the optimizer: all B or W of the rank come before it.
 /// A deadlock is reported per rank: the action it stands at and what that waits for.
-/// Problem::position is an index into the actions of the rank. Takes time proportional to the number
-/// of actions. Safe on any bytes: a program that was damaged is reported, not trusted.
+/// Problem::position is an index into the actions of the rank. Takes time proportional to the
+/// number of actions. Safe on any bytes: a program that was damaged is reported, not trusted.
 std::vector<Problem> verify(const Program& program);
 
 }  // namespace sluice

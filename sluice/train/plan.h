@@ -34,9 +34,8 @@ RunPlan make_plan(const RunConfig& config, double flops_per_second);
 CostModel measured_costs(const Timeline& timeline, const Program& program);
 
 /// The memory model of the plan's stages for one (microbatch, slice).
-MemoryModel memory_model(const ModelConfig& model, const Layout& layout,
-                         const Placement& placement, std::int64_t batch, std::int64_t tokens,
-                         int num_slices);
+MemoryModel memory_model(const ModelConfig& model, const Layout& layout, const Placement& placement,
+                         std::int64_t batch, std::int64_t tokens, int num_slices);
 
 /// The schedule picture, the layers of every stage, the predicted step time, bubble and memory.
 std::string describe(const RunPlan& plan, const RunConfig& config);
