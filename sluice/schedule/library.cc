@@ -50,7 +50,7 @@ std::vector<ScheduleInfo> describe_library() {
                      .summary = "zb-1p with twice the memory and next to no bubble in the span",
                      .source = "Zero Bubble, arXiv 2401.10241",
                      .bubble_formula = "0 in the span at F = I = W",
-                     .memory_formula = "2",
+                     .memory_formula = "2, where a microbatch between I and W counts half",
                      .rules = "one chunk; plans with the times it is given",
                      .default_chunks = 1,
                      .generate = make_zb_2p});
@@ -66,7 +66,7 @@ std::vector<ScheduleInfo> describe_library() {
                      .summary = "two thirds of 1F1B's memory without a split backward",
                      .source = "Controllable memory, arXiv 2405.15362",
                      .bubble_formula = "between 1f1b and interleaved",
-                     .memory_formula = "about 2/3",
+                     .memory_formula = "floor((2p+3)/3)/p",
                      .rules = "two chunks on a V",
                      .default_chunks = 2,
                      .generate = make_1f1b_v});
