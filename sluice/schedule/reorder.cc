@@ -80,7 +80,8 @@ class Mover {
     std::int64_t start = moving.start;
     for (std::size_t i = from;; --i) {
       const std::int64_t begin = std::max(ready, i == 0 ? 0 : lane[i - 1].end);
-      if (begin + length <= (i == from ? moving.end : lane[i].start)) {
+      // Not begin + length: a pass whose input never comes is ready at the end of time.
+      if (begin <= (i == from ? moving.end : lane[i].start) - length) {
         to = i;
         start = begin;
       }
