@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "sluice/program/exchange.h"
 #include "sluice/schedule/schedule.h"
 
 namespace sluice {
@@ -82,6 +83,7 @@ struct Program {
   int num_slices = 1;
   bool forward_only = false;
   std::vector<RankProgram> ranks;
+  ExchangePlan exchange;  // attention that ranks compute for each other
 
   int num_ranks() const { return placement.num_ranks(); }
   int num_stages() const { return placement.num_stages(); }
