@@ -17,7 +17,7 @@ want_torch=yes
 packages=(g++ cmake ninja-build ccache)
 if [ -z "${SLUICE_DEPS:-}" ]; then
   packages+=(libgtest-dev libbenchmark-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev
-    libfmt-dev libxxhash-dev)
+    libfmt-dev libxxhash-dev libopenmpi-dev openmpi-bin)
 fi
 
 fail() {

@@ -1,5 +1,5 @@
 // transport.h - messages and small collectives between ranks, free of tensors.
-// Read next: local.h (threads of one process).
+// Read next: local.h (threads of one process), mpi.h (processes).
 #pragma once
 
 #include <chrono>
@@ -22,6 +22,7 @@ struct Buffer {
 
 /// Forward carries activations, backward gradients; the two never share a queue.
 enum class Direction : std::uint8_t { kForward, kBackward };
+inline constexpr int kNumDirections = 2;
 
 /// Names a message on its channel (source rank, destination rank, direction): the producing pass,
 /// for checks and for reports. Both ends must agree on it.
@@ -41,14 +42,14 @@ std::string to_string(const MessageTag& tag);
 /// deliver in order; channels are independent. Sends never block; nothing may rest on buffering, so
 /// a send is over only when its receive was posted and the data taken. Threads: one thread per
 /// Transport, except abort(), which any thread may call. Errors: after abort(), or when a wait
-/// passes the time limit, every call throws CommError naming this rank, the peer and the message;
-/// the first abort reason wins.
+/// passes the time limit, every call throws CommError naming this rank, the peer, the message, the
+/// last action done (note_done) and, for an abort, its reason; the first reason wins.
 class Transport {
  public:
   /// Handle of a posted send or receive. 0 is no operation.
   using Ticket = std::uint64_t;
 
-  virtual ~Transport() = default;
+  virtual ~Transport();
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
@@ -67,6 +68,9 @@ class Transport {
   /// Waits until a posted send's bytes are free again.
   virtual void wait_send(Ticket ticket) = 0;
 
+  /// Whether wait_send() of a posted send would return at once.
+  virtual bool is_sent(Ticket ticket) = 0;
+
   /// True where a receive needs a destination (processes), false where owners are handed over.
   virtual bool copies() const = 0;
 
@@ -76,8 +80,29 @@ class Transport {
 
   virtual void barrier() = 0;
 
+  /// A transport of its own among those ranks that give the same `color` (at least 0), numbered by
+  /// their rank here. All ranks must call it, in the same order. Reports keep the numbers of the
+  /// transport that was split first, and an abort of one reaches the ranks of all. This transport
+  /// outlives it.
+  virtual std::unique_ptr<Transport> split(int color) = 0;
+
   /// Stops all ranks: their current and later calls throw CommError with `reason`. Idempotent.
   virtual void abort(const std::string& reason) = 0;
+
+  /// What this rank did last, for reports. Cheap enough for every action.
+  void note_done(std::string action);
+
+ protected:
+  Transport();
+  /// A transport that was split from `parent` reports what was last done on either.
+  explicit Transport(const Transport* parent);
+
+  /// " (last done: 1F2)", or nothing before the first note_done().
+  std::string last_done() const;
+
+ private:
+  struct LastDone;
+  std::shared_ptr<LastDone> last_done_;
 };
 
 }  // namespace sluice
