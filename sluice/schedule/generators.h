@@ -28,6 +28,7 @@ Schedule make_v_min(const ScheduleRequest& request);
 Schedule make_dualpipe_v(const ScheduleRequest& request);
 Schedule make_gis(const ScheduleRequest& request);
 Schedule make_gis_h(const ScheduleRequest& request);
+Schedule make_po(const ScheduleRequest& request);
 
 /// The entries of schedule_library(), in its order.
 std::vector<ScheduleInfo> describe_library();

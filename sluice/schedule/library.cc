@@ -111,6 +111,15 @@ std::vector<ScheduleInfo> describe_library() {
                      .rules = "any chunks",
                      .default_chunks = 2,
                      .generate = make_gis_h});
+  library.push_back({.name = "po",
+                     .summary = "gis-h repeated uniformly: made for offload, since few activations "
+                                "live long",
+                     .source = "PipeOffload, arXiv 2503.01328",
+                     .bubble_formula = "below (p-1)(F+B)",
+                     .memory_formula = "about (v+1)/(2v)",
+                     .rules = "any chunks",
+                     .default_chunks = 2,
+                     .generate = make_po});
   return library;
 }
 

@@ -21,7 +21,7 @@ std::vector<std::string> names() {
 }
 
 bool takes_chunks(const ScheduleInfo& info, int chunks) {
-  const std::set<std::string> any{"interleaved", "breadth-first", "gis", "gis-h"};
+  const std::set<std::string> any{"interleaved", "breadth-first", "gis", "gis-h", "po"};
   return any.contains(info.name) || chunks == info.default_chunks;
 }
 
@@ -163,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(Schedules, Groups, ::testing::Values("interleaved", "gi
 TEST(Registry, ListsTheScheduleNamesInOrder) {
   EXPECT_EQ(names(), (std::vector<std::string>{"gpipe", "1f1b", "interleaved", "breadth-first",
                                                "zb-1p", "zb-2p", "zb-v", "1f1b-v", "v-half",
-                                               "v-min", "dualpipe-v", "gis", "gis-h"}));
+                                               "v-min", "dualpipe-v", "gis", "gis-h", "po"}));
 }
 
 TEST(Registry, ListsTheNamesWhenOneIsWrong) {
