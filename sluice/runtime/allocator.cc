@@ -2,16 +2,18 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
-#include <malloc.h>
 
 #include <cstdlib>
 #include <new>
 
 #include "sluice/common/errors.h"
+#include "sluice/runtime/block_cache.h"
 
 namespace sluice {
 namespace {
 
+// Larger blocks come from the cache; glibc is as quick for smaller ones and wastes little of them.
+constexpr std::size_t kSmallestCached = std::size_t{256} << 10;
 constexpr std::size_t kAlignment = 64;  // GEMM results may depend on the address modulo a line
 
 /// Stands in the 64 bytes before every block.
@@ -30,11 +32,27 @@ thread_local Owner current_owner;
 
 BlockHeader* header_of(void* data) { return static_cast<BlockHeader*>(data) - 1; }
 
+std::size_t size_with_header(std::int64_t num_bytes) {
+  const std::size_t size = static_cast<std::size_t>(num_bytes) + sizeof(BlockHeader);
+  return (size + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// Of the process, as torch's allocator is; never destroyed, since tensors may outlive anything.
+BlockCache& large_blocks() {
+  static auto* const cache = new BlockCache;
+  return *cache;
+}
+
 void free_block(void* data) {
   if (data == nullptr) return;
   BlockHeader* header = header_of(data);
   if (header->ledger != nullptr) header->ledger->charge(header->memory_class, -header->num_bytes);
-  std::free(header);
+  const std::size_t size = size_with_header(header->num_bytes);
+  if (size >= kSmallestCached) {
+    large_blocks().free(header, size);
+  } else {
+    std::free(header);
+  }
 }
 
 class LedgerAllocator final : public c10::Allocator {
@@ -42,8 +60,9 @@ class LedgerAllocator final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t num_bytes) override {
     const c10::Device cpu(c10::DeviceType::CPU);
     if (num_bytes == 0) return {nullptr, nullptr, &free_block, cpu};
-    const std::size_t rounded = (num_bytes + kAlignment - 1) / kAlignment * kAlignment;
-    void* block = std::aligned_alloc(kAlignment, rounded + sizeof(BlockHeader));
+    const std::size_t size = size_with_header(static_cast<std::int64_t>(num_bytes));
+    void* block = size >= kSmallestCached ? large_blocks().allocate(size)
+                                          : std::aligned_alloc(kAlignment, size);
     if (block == nullptr) {
       throw Failure(fmt::format(
           "out of memory: {} bytes for one tensor were refused; use fewer microbatches in flight "
