@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -81,6 +83,8 @@ struct Part {
   double forward, backward;  // seconds
 };
 
+constexpr const char* kTorchAttention = "(torch's)";
+
 std::vector<Part> layer_parts(const Bench& bench, const ModelConfig& config, std::int64_t batch,
                               std::int64_t tokens) {
   const std::int64_t rows = batch * tokens, hidden = config.hidden_size;
@@ -119,6 +123,14 @@ std::vector<Part> layer_parts(const Bench& bench, const ModelConfig& config, std
   const double attention = bench.median([&] { attention_forward(q, {{k}, {v}}, out, lse); });
   parts.push_back({"attention", attention, bench.median([&] {
                      attention_backward(dout, q, {{k}, {v}}, out, lse, dq, dk, dv);
+                   })});
+  // For comparison, and not part of a layer: torch's kernel on the same tensors.
+  const at::Tensor q_BHTS = q.transpose(1, 2), dout_BHTS = dout.transpose(1, 2);
+  const double torch_forward = bench.median(
+      [&] { at::_scaled_dot_product_flash_attention_for_cpu(q_BHTS, k, v, 0.0, true); });
+  parts.push_back({kTorchAttention, torch_forward, bench.median([&] {
+                     at::_scaled_dot_product_flash_attention_for_cpu_backward(
+                         dout_BHTS, q_BHTS, k, v, out.transpose(1, 2), lse, 0.0, true);
                    })});
   return parts;
 }
@@ -164,13 +176,14 @@ void report_layer(const Bench& bench, ModelConfig config, std::int64_t batch, st
   parts.push_back({"GEMM", gemms.forward, gemms.backward});
   double forward = 0.0, backward = 0.0;
   for (const Part& part : parts) {
+    if (part.name == kTorchAttention) continue;
     forward += part.forward;
     backward += part.backward;
   }
   for (const Part& part : parts) {
     fmt::print("  {:12} {:6.2f} ms {:3.0f} % {:6.2f} ms {:3.0f} %", part.name, part.forward * 1e3,
                100 * part.forward / forward, part.backward * 1e3, 100 * part.backward / backward);
-    if (part.name == "attention") {
+    if (part.name == "attention" || part.name == kTorchAttention) {
       fmt::print("   {:5.1f} and {:5.1f} GF/s", attention / part.forward * 1e-9,
                  2.5 * attention / part.backward * 1e-9);
     }

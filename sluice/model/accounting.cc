@@ -35,8 +35,8 @@ class Replay {
     activation_ = rows * config.intermediate_size * value;
     ids_ = rows * 8;
     logits_ = loss_tile_rows(config, rows) * config.vocab_size * statistics;
-    attention_forward_ = score_tile_size(tokens) * statistics;
-    attention_backward_ = 2 * score_tile_size(tokens) * statistics;
+    attention_forward_ = score_tile_size(tokens, tokens) * statistics;
+    attention_backward_ = 2 * score_tile_size(tokens, tokens) * statistics;
     all_ = config.recompute == Recompute::kNone;
     full_ = config.recompute == Recompute::kFull;
   }

@@ -17,17 +17,21 @@ namespace {
 // Sizes of one call. Tensors of queries are dense [B,T,H,S], so a head's rows lie H * S apart.
 struct Sizes {
   std::int64_t batch, tokens, heads, kv_heads, size;
+  std::int64_t most_keys = 0;  // of a slice
+  std::int64_t tile_size() const { return score_tile_size(tokens, most_keys); }
   std::int64_t row_step() const { return heads * size; }
 };
 
 Sizes sizes_of(const at::Tensor& q_BTHS, const KeyValueSlices& slices) {
-  const Sizes sizes{q_BTHS.size(0), q_BTHS.size(1), q_BTHS.size(2), slices.k.front().size(1),
-                    q_BTHS.size(3)};
+  Sizes sizes{q_BTHS.size(0), q_BTHS.size(1), q_BTHS.size(2), slices.k.front().size(1),
+              q_BTHS.size(3)};
   // Row i of the last slice sees its columns 0..i, which is causal only on a square block.
   SLUICE_CHECK(slices.k.back().size(2) == sizes.tokens, "{} keys for {} queries",
                slices.k.back().size(2), sizes.tokens);
   SLUICE_CHECK(sizes.heads % sizes.kv_heads == 0);
-  for (const at::Tensor& k_BKTS : slices.k) SLUICE_CHECK(k_BKTS.size(2) <= sizes.tokens);
+  for (const at::Tensor& k_BKTS : slices.k) {
+    sizes.most_keys = std::max(sizes.most_keys, k_BKTS.size(2));
+  }
   return sizes;
 }
 
@@ -97,7 +101,7 @@ template <typename T>
 void forward(const at::Tensor& q_BTHS, const KeyValueSlices& slices, at::Tensor& out_BTHS,
              at::Tensor& lse_BHT) {
   const Sizes sizes = sizes_of(q_BTHS, slices);
-  const at::Tensor scratch = at::empty({score_tile_size(sizes.tokens)}, q_BTHS.options());
+  const at::Tensor scratch = at::empty({sizes.tile_size()}, q_BTHS.options());
   T* scores = scratch.mutable_data_ptr<T>();
   const T* q = q_BTHS.const_data_ptr<T>();
   T* out = out_BTHS.mutable_data_ptr<T>();
@@ -167,7 +171,7 @@ void backward(const at::Tensor& dout_BTHS, const at::Tensor& q_BTHS, const KeyVa
               const at::Tensor& out_BTHS, const at::Tensor& lse_BHT, at::Tensor& dq_BTHS,
               std::vector<at::Tensor>& dk, std::vector<at::Tensor>& dv) {
   const Sizes sizes = sizes_of(q_BTHS, slices);
-  const std::int64_t tile = score_tile_size(sizes.tokens);
+  const std::int64_t tile = sizes.tile_size();
   const at::Tensor scratch = at::empty({2 * tile}, q_BTHS.options());
   T* scores = scratch.mutable_data_ptr<T>();
   // Heads that share keys and values come one after the other, while those are in the cache.

@@ -11,8 +11,8 @@
 namespace sluice {
 
 /// attention_forward() with one running softmax over the tiles of all slices, so that no partial
-/// results are merged. REQUIRES: fp32 or fp64 on a CPU, last dimensions dense; no slice has more
-/// tokens than q, the last one exactly as many.
+/// results are merged. REQUIRES: fp32 or fp64 on a CPU, last dimensions dense; the last slice has
+/// q's number of tokens, earlier ones any.
 void attention_forward_cpu(const at::Tensor& q_BTHS, const KeyValueSlices& slices,
                            at::Tensor& out_BTHS, at::Tensor& lse_BHT);
 

@@ -70,7 +70,7 @@ Result expected_of(const Problem& problem) {
           sum_groups(at::matmul(p.transpose(-1, -2), dout))};
 }
 
-// The same by slices of the given lengths; the last is at least as long as the others.
+// The same by slices of the given lengths.
 Result sliced(const Problem& problem, const std::vector<std::int64_t>& lengths) {
   const at::ScalarType statistics =
       problem.q_BTHS.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -146,7 +146,7 @@ TEST(Attention, OfSlicesIsThatOfTheWhole) {
   const Problem problem = random_problem(2, 12, 4, 2, 6, at::kDouble);
   const Result whole = expected_of(problem);
   for (const auto& lengths : std::vector<std::vector<std::int64_t>>{
-           {12}, {6, 6}, {4, 4, 4}, {3, 3, 3, 3}, {1, 2, 3, 6}}) {
+           {12}, {6, 6}, {4, 4, 4}, {3, 3, 3, 3}, {1, 2, 3, 6}, {7, 1, 4}}) {
     expect_close(sliced(problem, lengths), whole, 1e-12);
   }
 }

@@ -12,9 +12,10 @@ namespace sluice {
 inline constexpr std::int64_t kScoreRows = 64;
 inline constexpr std::int64_t kScoreColumns = 512;
 
-/// Elements of one tile for slices of `tokens` tokens. Forward works in one, backward in two.
-inline std::int64_t score_tile_size(std::int64_t tokens) {
-  return std::min(tokens, kScoreRows) * std::min(tokens, kScoreColumns);
+/// Elements of one tile for `queries` queries and at most `keys` keys in a slice. Forward works in
+/// one tile, backward in two.
+inline std::int64_t score_tile_size(std::int64_t queries, std::int64_t keys) {
+  return std::min(queries, kScoreRows) * std::min(keys, kScoreColumns);
 }
 
 }  // namespace sluice

@@ -9,6 +9,7 @@
 
 #include "sluice/model/accounting.h"
 #include "sluice/model/dtype.h"
+#include "sluice/model/embedding.h"
 #include "sluice/model/kernels.h"
 #include "sluice/model/weight_sink.h"
 
@@ -53,6 +54,7 @@ void OutputLayer::logits_of(const at::Tensor& normed_RD, at::Tensor& logits_RV) 
 
 at::Tensor OutputLayer::backward(const at::Tensor& x_RD, const at::Tensor& targets_R,
                                  const LossOptions& options, LossSum& loss) {
+  check_ids("target", targets_R, config_.vocab_size, options.ignore_index);
   at::Tensor reciprocal_R;
   at::Tensor normed_RD = norm(x_RD, reciprocal_R);  // becomes its own gradient, tile by tile
   const std::int64_t rows = x_RD.size(0), tile_rows = loss_tile_rows(config_, rows);
@@ -77,6 +79,7 @@ at::Tensor OutputLayer::backward(const at::Tensor& x_RD, const at::Tensor& targe
 
 void OutputLayer::evaluate(const at::Tensor& x_RD, const at::Tensor& targets_R,
                            const LossOptions& options, LossSum& loss) const {
+  check_ids("target", targets_R, config_.vocab_size, options.ignore_index);
   at::Tensor reciprocal_R;
   const at::Tensor normed_RD = norm(x_RD, reciprocal_R);
   const std::int64_t rows = x_RD.size(0), tile_rows = loss_tile_rows(config_, rows);

@@ -20,7 +20,8 @@ class OutputLayer {
  public:
   explicit OutputLayer(const WeightMaker& maker);
 
-  /// Adds the sums to `loss` and the gradients of norm and matrix; returns dx_RD.
+  /// Adds the sums to `loss` and the gradients of norm and matrix; returns dx_RD. Throws:
+  /// InvalidArgument on a CPU when a target is outside the vocabulary.
   at::Tensor backward(const at::Tensor& x_RD, const at::Tensor& targets_R,
                       const LossOptions& options, LossSum& loss);
 

@@ -53,4 +53,8 @@ struct KeyValueContext {
   KeepTensor keep_key_value{}, keep_gradient{};
 };
 
+/// Joins slices 0 and 1 of every layer into slice 0. Generation keeps all tokens so far in slice 0
+/// and evaluates each new one as slice 1 of two. REQUIRES: both slices were evaluated.
+void join_first_slices(KeyValueContext& context);
+
 }  // namespace sluice

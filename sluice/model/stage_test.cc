@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "sluice/common/errors.h"
 #include "sluice/model/reference.h"
 
 namespace sluice {
@@ -324,6 +325,54 @@ TEST(Stage, GivesTheSameBitsInEveryRecomputeModeAndSplit) {
       for (const auto& [name, gradient] : chain.gradients()) {
         EXPECT_TRUE(gradient.equal(expected.at(name))) << name << static_cast<int>(mode);
       }
+    }
+  }
+}
+
+TEST(Stage, RefusesIdsOutsideTheVocabulary) {
+  at::AutoDispatchBelowADInplaceOrView guard;
+  const Case c{.name = "ids", .config = small_config(), .layers_per_stage = {3}};
+  Chain chain(c);
+  const auto refusal = [&](const Batch& batch) -> std::string {
+    try {
+      chain.step(batch, Split::kBackward);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  Batch batch = make_batch(c, 1);
+  EXPECT_EQ(refusal(batch), "accepted");
+  batch.tokens_BT[1][2] = 40;
+  EXPECT_EQ(refusal(batch),
+            "token 40 is outside the vocabulary: model.vocab_size is 40, so ids run from 0 to 39");
+  batch = make_batch(c, 1);
+  batch.targets_BT[0][0] = -7;
+  EXPECT_EQ(refusal(batch),
+            "target -7 is outside the vocabulary: model.vocab_size is 40, so ids run from 0 to 39");
+}
+
+TEST(Stage, ContinuesFromKeysAndValuesAsFromTheWholeText) {
+  at::AutoDispatchBelowADInplaceOrView guard;
+  Case c{.name = "generate", .config = small_config(), .layers_per_stage = {3}};
+  for (const DType dtype : {DType::kFloat64, DType::kBFloat16}) {
+    c.config.dtype = dtype;
+    Stage stage(c.config, {0, 3, true, true}, at::kCPU, 7);
+    const at::Tensor tokens = random_ids(1, 11, 40, 5);
+    KeyValueContext growing{.num_slices = 2};
+    for (std::int64_t length = 7; length <= 11; ++length) {
+      const bool first = length == 7;
+      const StageInput next{
+          .tokens_BT = first ? tokens.narrow(1, 0, 7) : tokens.narrow(1, length - 1, 1),
+          .first_position = first ? 0 : length - 1,
+          .slice = first ? 0 : 1};
+      const at::Tensor got = stage.last_logits(next, growing);
+      if (!first) join_first_slices(growing);
+      KeyValueContext none;
+      const at::Tensor expected =
+          stage.last_logits({.tokens_BT = tokens.narrow(1, 0, length)}, none);
+      EXPECT_EQ(got.sizes(), at::IntArrayRef({1, 40}));
+      EXPECT_LE(relative_error(got, expected), dtype == DType::kFloat64 ? 1e-13 : 0.05);
     }
   }
 }

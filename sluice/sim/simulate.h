@@ -32,7 +32,12 @@ struct Simulation {
 /// Event simulation over the lanes: an action starts when its lane is free, its dependencies have
 /// ended and, for a receive, its message has arrived. Longest path over integer time, so the result
 /// is exact and does not depend on any order of evaluation.
-/// REQUIRES: verify(program) is empty. Throws: InternalError on a cycle.
+/// Messages take their time on the way from the sender's pass to the receiver's; they keep neither
+/// rank from computing, nor each other from travelling unless they share a link that the costs call
+/// occupied. A receive's span is empty and stands at the arrival. Bubbles, spans and busy time
+/// count compute passes; the optimizer takes no time. Memory follows the rules of docs/memory.md.
+/// REQUIRES: verify(program) is empty; costs of as many stages and slices. Throws: InternalError on
+/// a cycle; InvalidArgument when the times are too long to add up in 63 bits.
 Simulation simulate(const Program& program, const CostModel& cost,
                     const SimulateOptions& options = {});
 
