@@ -19,7 +19,6 @@ function(sluice_folder name)
     add_executable(${name}_test ${tests})
     target_link_libraries(${name}_test PRIVATE sluice_${name} ${ARG_TEST_DEPENDS} GTest::gtest
                           GTest::gtest_main)
-    gtest_discover_tests(${name}_test PROPERTIES LABELS ${ARG_LABEL} DISCOVERY_TIMEOUT 60
-                         DISCOVERY_MODE PRE_TEST)
+    sluice_gtest_program(${name}_test LABELS ${ARG_LABEL} SHARDS 2)
   endif()
 endfunction()

@@ -45,11 +45,11 @@ class Program : public testing::Test {
   }
   ~Program() override { fs::remove_all(folder_); }
 
-  /// Runs a line of shell in which `sluice` is the program under test.
-  Outcome shell(const std::string& line) const {
+  /// Runs a line of shell in which `sluice` is `program`.
+  Outcome shell(const std::string& line, const fs::path& program = SLUICE_PROGRAM) const {
     const std::string command = "cd '" + folder_.string() + "' && PATH='" +
-                                fs::path(SLUICE_PROGRAM).parent_path().string() +
-                                "':\"$PATH\" && ( " + line + " ) >.out 2>.err </dev/null";
+                                program.parent_path().string() + "':\"$PATH\" && ( " + line +
+                                " ) >.out 2>.err </dev/null";
     const int status = std::system(command.c_str());
     Outcome outcome;
     outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
@@ -486,11 +486,17 @@ class Help : public Program, public testing::WithParamInterface<HelpCase> {
       GTEST_SKIP() << "this build has no " << GetParam().name;
     }
   }
+
+  // Only what needs torch pays for loading it.
+  Outcome run(const std::string& line) const {
+    return shell(line, GetParam().needs_torch ? SLUICE_TORCH_PROGRAM : SLUICE_PROGRAM);
+  }
+  Outcome help() const { return run("sluice " + GetParam().arguments + " --help"); }
 };
 
 // SLUICE_UPDATE_GOLDEN=1 writes the files anew; see tests/golden/README.md.
 TEST_P(Help, IsTheGoldenText) {
-  const Outcome outcome = sluice(GetParam().arguments + " --help");
+  const Outcome outcome = help();
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(outcome.err, "");
   const fs::path golden = fs::path(SLUICE_GOLDEN_DIR) / ("help_" + GetParam().name + ".txt");
@@ -500,7 +506,7 @@ TEST_P(Help, IsTheGoldenText) {
 }
 
 TEST_P(Help, HasNoLineOverAHundredColumns) {
-  std::istringstream lines(sluice(GetParam().arguments + " --help").out);
+  std::istringstream lines(help().out);
   for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100U) << line;
 }
 
@@ -508,12 +514,12 @@ TEST_P(Help, HasAnExampleThatWorksAsPasted) {
   if (GetParam().needs_torch && !GetParam().arguments.empty()) {
     GTEST_SKIP() << "the README's commands cover what needs a model";
   }
-  const std::string help = sluice(GetParam().arguments + " --help").out;
+  const std::string text = help().out;
   const std::string heading = "\nExample\n  ";
-  const std::size_t at = help.find(heading);
-  ASSERT_NE(at, std::string::npos) << help;
-  const std::string example = help.substr(at + heading.size());
-  const Outcome outcome = shell(example.substr(0, example.find('\n')));
+  const std::size_t at = text.find(heading);
+  ASSERT_NE(at, std::string::npos) << text;
+  const std::string example = text.substr(at + heading.size());
+  const Outcome outcome = run(example.substr(0, example.find('\n')));
   EXPECT_EQ(outcome.code, 0) << example << outcome.err;
   EXPECT_NE(outcome.out, "");
 }
