@@ -149,16 +149,45 @@ TEST_F(Cli, AnUnknownScheduleListsTheKnownOnes) {
 }
 
 TEST_F(Cli, WhatIsNotBuiltYetIsRefusedByName) {
-  for (const char* name : {"po-h", "po-f", "seq1f1b", "slimpipe", "slice-v"}) {
+  for (const char* name : {"po-h", "po-f"}) {
     expect_error(std::string("simulate ") + name + " --ranks 2 --microbatches 2", 2,
                  {name, "is not built yet"});
   }
   for (const char* option :
-       {"--slices 2", "--attention-ratio 0.5", "--exchange pairwise", "--exchange balanced",
-        "--vocab parallel-1", "--vocab parallel-2", "--offload half", "--offload full",
+       {"--vocab parallel-1", "--vocab parallel-2", "--offload half", "--offload full",
         "--offload 3", "--offload-ratio 1"}) {
     expect_error(std::string(kSmall) + option, 2, {option, "is not built yet"});
   }
+}
+
+TEST_F(Cli, SlicesExchangeTheirAttentionWhenToldWhatItTakes) {
+  const std::string command =
+      "simulate slimpipe --ranks 8 --microbatches 4 --chunks 5 --slices 16 --format json ";
+  const auto simulated = [&](const std::string& options) {
+    const Outcome outcome = sluice(command + options);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return json::parse(outcome.out);
+  };
+  const json balanced = simulated("--attention-ratio 4.27 --exchange balanced");
+  EXPECT_GE(balanced["bubble_fraction"], 0.0214);
+  EXPECT_LE(balanced["bubble_fraction"], 0.0219);
+  const json pairwise = simulated("--attention-ratio 4.27 --exchange pairwise");
+  EXPECT_NEAR(pairwise["bubble_fraction"], 0.0434, 0.001);
+  EXPECT_EQ(pairwise["exchanged_kv_slices"], balanced["exchanged_kv_slices_pairwise"]);
+  EXPECT_LE(balanced["exchanged_kv_slices"].get<double>(),
+            1.4 * pairwise["exchanged_kv_slices"].get<double>());
+  const json none = simulated("--attention-ratio 4.27");
+  EXPECT_NEAR(none["bubble_fraction"], 0.1643, 0.001);
+  EXPECT_EQ(none["exchanged_kv_slices"], 0.0);
+  EXPECT_EQ(simulated("--exchange balanced")["exchanged_kv_slices"], 0.0);  // all alike
+}
+
+TEST_F(Cli, SlicesThatDoNotFitAreRefusedWithOnesThatDo) {
+  expect_error("simulate slimpipe --ranks 8 --microbatches 4", 2, {"slices to 8 or 16"});
+  expect_error("simulate slimpipe --ranks 4 --microbatches 4 --slices 12 --group 5", 2,
+               {"group to one of 4, 6, 12"});
+  expect_error("simulate slimpipe --ranks 4 --microbatches 4 --slices 8 --attention-ratio x", 2,
+               {"--attention-ratio x"});
 }
 
 TEST_F(Cli, OptionsOfUnbuiltTechniquesMayBeSetToNothing) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string_view>
 #include <vector>
 
@@ -18,8 +19,7 @@ namespace sluice::cli {
 namespace {
 
 // Names that are part of the command line already; each becomes a generator of the library.
-constexpr std::array<std::string_view, 6> kUnbuiltSchedules = {"po",      "po-h",     "po-f",
-                                                               "seq1f1b", "slimpipe", "slice-v"};
+constexpr std::array<std::string_view, 3> kUnbuiltSchedules = {"po", "po-h", "po-f"};
 
 [[noreturn]] void refuse_unbuilt(std::string_view what, std::string_view instead) {
   throw InvalidArgument(fmt::format("{} is not built yet: {}", what, instead));
@@ -40,15 +40,6 @@ void check_built(const ScheduleOptions& options) {
                    fmt::format("choose one of {}", fmt::join(names, ", ")));
   }
   find_schedule(options.name);
-  if (options.slices > 1) {
-    refuse_unbuilt(fmt::format("--slices {}", options.slices), "use --slices 1");
-  }
-  if (!options.attention_ratio.empty()) {
-    refuse_unbuilt("--attention-ratio " + options.attention_ratio, "leave it out");
-  }
-  if (options.exchange != "none") {
-    refuse_unbuilt("--exchange " + options.exchange, "use --exchange none");
-  }
   if (options.vocab != "last") refuse_unbuilt("--vocab " + options.vocab, "use --vocab last");
   if (options.offload != "none") {
     refuse_unbuilt("--offload " + options.offload, "use --offload none");
@@ -101,11 +92,49 @@ void check_costs(const ScheduleOptions& options, const CostFile& costs, const Sc
     throw InvalidArgument(fmt::format("--costs {}: {}", options.costs_path, error.what()));
   }
   const RankTimes& times = costs.times;
-  if (!any_positive(times.forward) && !any_positive(times.backward) &&
+  if (!costs.slices && !any_positive(times.forward) && !any_positive(times.backward) &&
       !any_positive(times.backward_input) && !any_positive(times.backward_weight)) {
     throw InvalidArgument(
         fmt::format("--costs {}: one of the times must be above 0", options.costs_path));
   }
+}
+
+CostModel make_cost(const ScheduleOptions& options, const CostFile& costs,
+                    const Placement& placement) {
+  const RankTimes& times = costs.times;
+  if (options.attention_ratio) {
+    return cost_from_attention(times.forward[0], *options.attention_ratio, times.message, placement,
+                               options.slices);
+  }
+  if (!costs.slices) return cost_from_rank_times(times, placement, options.slices);
+  SliceTimes slices = *costs.slices;
+  if (slices.forward.size() != static_cast<std::size_t>(options.slices)) {
+    throw InvalidArgument(
+        fmt::format("--costs {}: \"forward_slices\" has {} times: use --slices {}",
+                    options.costs_path, slices.forward.size(), slices.forward.size()));
+  }
+  slices.message = times.message;
+  CostModel cost = cost_from_slice_times(slices, placement, options.slices);
+  if (!times.message_of_rank.empty()) {
+    throw InvalidArgument(fmt::format(
+        "--costs {}: \"p2p\" must be one number beside times of slices", options.costs_path));
+  }
+  return cost;
+}
+
+/// The link's times are those of a whole microbatch and all layers of a rank, as the others are.
+ExchangeLink make_link(const CostFile& costs, const CostModel& cost, const Placement& placement) {
+  const double parts =
+      static_cast<double>(cost.num_slices) * static_cast<double>(placement.stages_of(0).size());
+  const auto ticks = [&](double time, double share) {
+    return std::llround(time / cost.unit_per_tick / share);
+  };
+  return {ticks(costs.exchange_kv, 2.0 * parts), ticks(costs.exchange_q, parts)};
+}
+
+ExchangeMode exchange_mode(const std::string& name) {
+  if (name == "pairwise") return ExchangeMode::kPairwise;
+  return name == "balanced" ? ExchangeMode::kBalanced : ExchangeMode::kNone;
 }
 
 /// F = I = W everywhere and messages for nothing: what generators assume without being told.
@@ -118,6 +147,12 @@ bool is_unit_cost(const RankTimes& times) {
 std::string describe_times(const ScheduleOptions& options, const CostFile& costs) {
   if (!options.costs_path.empty()) return "from " + options.costs_path;
   const RankTimes& times = costs.times;
+  if (options.attention_ratio) {
+    return fmt::format(
+        "linear part {}, attention {} times that: forward of one microbatch on one "
+        "rank",
+        times.forward[0], *options.attention_ratio);
+  }
   return fmt::format("F {}, I {}, W {}: of one microbatch on one rank", times.forward[0],
                      times.backward_input[0], times.backward_weight[0]);
 }
@@ -151,8 +186,10 @@ void add_schedule_options(CLI::App& app, ScheduleOptions& options, bool sizes_re
       ->type_name("N")
       ->default_str("1")
       ->group("Schedule");
-  add_whole(app, "--group", options.group, 1,
-            "microbatches that visit a chunk together, for interleaved and gis (default P)")
+  add_whole(
+      app, "--group", options.group, 1,
+      "microbatches that visit a chunk together, for interleaved and gis (default P); slices, "
+      "for slimpipe")
       ->type_name("G")
       ->group("Schedule");
 
@@ -180,15 +217,18 @@ void add_schedule_options(CLI::App& app, ScheduleOptions& options, bool sizes_re
   app.add_option_function<std::string>(
          "--attention-ratio",
          [&options](const std::string& text) {
-           parse_number("--attention-ratio", text);
-           options.attention_ratio = text;
+           options.attention_ratio = parse_number("--attention-ratio", text);
          },
-         "attention takes R times what the linear part takes in a whole forward (not built yet)")
+         "attention takes R times what the linear part, F of --times, takes in a whole forward, "
+         "more in late slices than in early ones")
+      ->excludes("--costs")
       ->type_name("R")
       ->group("Times");
 
-  add_choice(app, "--exchange", options.exchange, {"none", "pairwise", "balanced"},
-             "attention exchange between ranks (only none is built yet)")
+  add_choice(
+      app, "--exchange", options.exchange, {"none", "pairwise", "balanced"},
+      "how ranks compute attention for each other, with slices: not, as published, or levelled "
+      "over all busy ranks")
       ->default_str("none")
       ->group("Techniques");
   add_choice(app, "--vocab", options.vocab, {"last", "parallel-1", "parallel-2"},
@@ -243,8 +283,11 @@ ResolvedSchedule resolve(const ScheduleOptions& options) {
   request.group = options.group;
   resolved.schedule = make_schedule(options.name, request);
   if (!options.costs_path.empty()) check_costs(options, costs, resolved.schedule);
-  resolved.cost = cost_from_rank_times(costs.times, resolved.schedule.placement, options.slices);
-  if (!is_unit_cost(costs.times)) {
+  const Placement& placement = resolved.schedule.placement;
+  resolved.cost = make_cost(options, costs, placement);
+  resolved.cost.link = make_link(costs, resolved.cost, placement);
+  resolved.exchange = exchange_mode(options.exchange);
+  if (options.attention_ratio || costs.slices || !is_unit_cost(costs.times)) {
     // The placement had to be known first; now the generator can plan with the times.
     request.ticks = to_pass_ticks(resolved.cost);
     resolved.schedule = make_schedule(options.name, request);

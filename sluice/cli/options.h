@@ -22,9 +22,9 @@ struct ScheduleOptions {
   std::string times = "1,1,1";
   std::string costs_path;
   std::optional<double> message;  // --p2p
-  // Techniques. Their values are checked here and refused until they are built.
-  std::string attention_ratio;
+  std::optional<double> attention_ratio;
   std::string exchange = "none";
+  // Techniques. Their values are checked here and refused until they are built.
   std::string vocab = "last";
   std::string offload = "none";
   std::string offload_ratio;
@@ -34,6 +34,7 @@ struct ScheduleOptions {
 struct ResolvedSchedule {
   Schedule schedule;
   CostModel cost;
+  ExchangeMode exchange = ExchangeMode::kNone;
   TimeAxis axis;
   double seconds_per_unit = 1e-3;  // without a unit, one unit of --times is a millisecond in traces
   std::string times;               // in words, for the table of settings

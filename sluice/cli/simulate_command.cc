@@ -5,6 +5,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sluice/cli/commands.h"
@@ -15,8 +16,10 @@
 #include "sluice/cli/table.h"
 #include "sluice/common/errors.h"
 #include "sluice/program/lower.h"
+#include "sluice/program/plan_exchange.h"
 #include "sluice/program/verify.h"
 #include "sluice/schedule/text.h"
+#include "sluice/sim/exchange_cost.h"
 #include "sluice/sim/simulate.h"
 #include "sluice/trace/chrome.h"
 #include "sluice/trace/grid.h"
@@ -37,6 +40,8 @@ struct Prediction {
   ResolvedSchedule input;
   Simulation simulation;
   std::int64_t num_messages = 0;
+  double exchanged_kv_slices = 0.0;           // by all forwards of the step
+  double exchanged_kv_slices_pairwise = 0.0;  // what the published rule would exchange
 
   double units(std::int64_t ticks) const { return in_units(ticks, input.cost.unit_per_tick); }
 
@@ -54,10 +59,24 @@ struct Prediction {
   }
 };
 
+/// Puts the exchange into the program. Without knowing what attention costs there is none to level.
+void add_exchange(Program& program, Prediction& prediction) {
+  const CostModel& cost = prediction.input.cost;
+  if (prediction.input.exchange == ExchangeMode::kNone || !cost.can_move_attention()) return;
+  const ExchangeCosts costs = exchange_costs(cost);
+  const auto plan = [&](ExchangeMode mode) {
+    return plan_exchange(program, mode, costs, cost.link);
+  };
+  prediction.exchanged_kv_slices_pairwise = plan(ExchangeMode::kPairwise).num_forward_kv_slices();
+  program.exchange = plan(prediction.input.exchange);
+  prediction.exchanged_kv_slices = program.exchange.num_forward_kv_slices();
+}
+
 Prediction predict(const Arguments& arguments) {
   Prediction prediction;
   prediction.input = resolve(arguments.schedule);
-  const Program program = lower(prediction.input.schedule);
+  Program program = lower(prediction.input.schedule);
+  add_exchange(program, prediction);
   const std::vector<Problem> problems = verify(program);
   SLUICE_CHECK(problems.empty(), "the program of {} has {} problems; the first: {}", program.name,
                problems.size(), problems.front().text);
@@ -88,7 +107,9 @@ std::string show_json(const Prediction& prediction) {
   result["peak_activations"] = prediction.peak_activations();
   result["peak_offloaded"] = std::vector<double>(prediction.simulation.peak_saved.size(), 0.0);
   result["p2p_messages"] = prediction.num_messages;
-  result["exchanged_kv_slices"] = 0;
+  result["exchange"] = to_string(prediction.input.exchange);
+  result["exchanged_kv_slices"] = prediction.exchanged_kv_slices;
+  result["exchanged_kv_slices_pairwise"] = prediction.exchanged_kv_slices_pairwise;
   return result.dump(2) + "\n";
 }
 
@@ -105,6 +126,21 @@ std::string show_peaks(const std::vector<double>& peaks) {
   return text;
 }
 
+std::vector<std::vector<std::string>> show_exchange(const Prediction& prediction) {
+  if (prediction.input.exchange == ExchangeMode::kNone) return {};
+  if (!prediction.input.cost.can_move_attention()) {
+    return {{"exchange",
+             "nothing: all slices cost alike unless --attention-ratio says what "
+             "attention takes"}};
+  }
+  std::string text = fmt::format("{:g} slices of K/V lent by the forwards of one step",
+                                 prediction.exchanged_kv_slices);
+  if (prediction.input.exchange != ExchangeMode::kPairwise) {
+    text += fmt::format(" ({:g} with pairwise)", prediction.exchanged_kv_slices_pairwise);
+  }
+  return {{"exchange", text}};
+}
+
 std::string show_text(const Arguments& arguments, const Prediction& prediction) {
   const Schedule& schedule = prediction.input.schedule;
   const BubbleReport& bubble = prediction.simulation.bubble;
@@ -115,7 +151,7 @@ std::string show_text(const Arguments& arguments, const Prediction& prediction) 
     grid.axis = axis;
     text += "\n" + draw_grid(prediction.simulation.timeline, grid);
   }
-  const std::vector<std::vector<std::string>> results = {
+  std::vector<std::vector<std::string>> results = {
       {"passes", std::to_string(schedule.num_passes())},
       {"makespan", show_time(bubble.makespan, axis)},
       {"work", show_time(bubble.work, axis) + "  (the busiest rank)"},
@@ -127,6 +163,9 @@ std::string show_text(const Arguments& arguments, const Prediction& prediction) 
       {"activations", show_peaks(prediction.peak_activations())},
       {"", "(peak of each rank; 1 = one microbatch through the whole model)"},
   };
+  for (std::vector<std::string>& row : show_exchange(prediction)) {
+    results.insert(results.end() - 2, std::move(row));
+  }
   text += "\n" + table(results);
   return text;
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "sluice/program/verify_exchange.h"
 #include "sluice/program/verify_impl.h"
 
 namespace sluice {
@@ -61,6 +62,8 @@ std::vector<Problem> verify(const Program& program) {
   if (!good) return problems;
   const Matched matched = check_contents(program, problems);
   check_progress(program, matched, problems);
+  check_exchange(program, problems);
+  if (problems.empty()) check_exchange_progress(program, problems);
   return problems;
 }
 

@@ -15,7 +15,13 @@ namespace sluice {
 ///     both ends of a channel have the same order; every pass waits for what it receives, every
 ///     send for the pass that makes what it sends, and no message for another message;
 ///  3. every saved activation is used exactly once and freed: F, then B, or I and W;
-///  4. every gradient is complete before the optimizer: all B or W of the rank come before it.
+///  4. every gradient is complete before the optimizer: all B or W of the rank come before it;
+///  5. slices: K/V of a slice exists before a later slice looks at it, its gradient is complete
+///  (all
+///     later slices have been backward) before its own backward uses and frees it, once;
+///  6. exchanged attention: both ranks carry the same entry, and passes that exchange can run at
+///  the
+///     same time (verify_exchange.h).
 /// A deadlock is reported per rank: the action it stands at and what that waits for.
 /// Problem::position is an index into the actions of the rank. Takes time proportional to the
 /// number of actions. Safe on any bytes: a program that was damaged is reported, not trusted.

@@ -30,6 +30,12 @@ Schedule make_gis(const ScheduleRequest& request);
 Schedule make_gis_h(const ScheduleRequest& request);
 Schedule make_po(const ScheduleRequest& request);
 
+// These know slices themselves: the request's slices are theirs to place.
+
+Schedule make_seq1f1b(const ScheduleRequest& request);
+Schedule make_slimpipe(const ScheduleRequest& request);
+Schedule make_slice_v(const ScheduleRequest& request);
+
 /// The entries of schedule_library(), in its order.
 std::vector<ScheduleInfo> describe_library();
 

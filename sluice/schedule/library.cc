@@ -1,5 +1,5 @@
-// The entries of the library. In the formulas: p ranks, m microbatches, v chunks, g the group; F,
-// I, W the times of a microbatch on a rank and B = I + W; see docs/schedules.md.
+// The entries of the library. In the formulas: p ranks, m microbatches, v chunks, n slices, g the
+// group; F, I, W the times of a microbatch on a rank and B = I + W; see docs/schedules.md.
 #include "sluice/schedule/generators.h"
 
 namespace sluice {
@@ -120,6 +120,38 @@ std::vector<ScheduleInfo> describe_library() {
                      .rules = "any chunks",
                      .default_chunks = 2,
                      .generate = make_po});
+  library.push_back({.name = "seq1f1b",
+                     .summary = "1F1B on slices: activations of little more than one microbatch on "
+                                "all ranks together",
+                     .source = "Seq1F1B, arXiv 2406.03488",
+                     .bubble_formula = "(p-1)(F+B)/n",
+                     .memory_formula = "(1 + (p-1)/n)/p",
+                     .rules = "one chunk; any slices, best with n >= p; wants attention that all "
+                              "slices have alike",
+                     .default_chunks = 1,
+                     .slices_itself = true,
+                     .generate = make_seq1f1b});
+  library.push_back({.name = "slimpipe",
+                     .summary = "slices through several chunks, attention levelled between ranks: "
+                                "the longest sequences",
+                     .source = "SlimPipe, arXiv 2504.14519",
+                     .bubble_formula = "(p-1)(F+B)/(nv) with exchanged attention",
+                     .memory_formula = "(1 + 2(p-1)/(nv))/p",
+                     .rules = "any chunks; slices n >= p, best a multiple of p; group: slices that "
+                              "visit a chunk together, the least divisor of n from p up by default",
+                     .default_chunks = 1,
+                     .slices_itself = true,
+                     .generate = make_slimpipe});
+  library.push_back({.name = "slice-v",
+                     .summary = "slices on a V with a split backward: SlimPipe's memory with two "
+                                "chunks and less bubble",
+                     .source = "the order of DualPipeV, arXiv 2412.19437, on slices",
+                     .bubble_formula = "0 in the span at F = I = W",
+                     .memory_formula = "(1 + (p-1)/n)/p",
+                     .rules = "two chunks on a V; any slices, best with n >= p",
+                     .default_chunks = 2,
+                     .slices_itself = true,
+                     .generate = make_slice_v});
   return library;
 }
 

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "sluice/common/errors.h"
 
@@ -16,9 +17,22 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array<std::string_view, 10> kKeys = {
-    "unit", "forward",    "backward",      "backward_input", "backward_weight",
-    "p2p",  "vocab_pass", "embed_forward", "embed_backward", "vocab_barrier"};
+constexpr std::array<std::string_view, 16> kKeys = {"unit",
+                                                    "forward",
+                                                    "backward",
+                                                    "backward_input",
+                                                    "backward_weight",
+                                                    "p2p",
+                                                    "vocab_pass",
+                                                    "embed_forward",
+                                                    "embed_backward",
+                                                    "vocab_barrier",
+                                                    "forward_slices",
+                                                    "backward_slices",
+                                                    "backward_input_slices",
+                                                    "backward_weight_slices",
+                                                    "exchange_kv",
+                                                    "exchange_q"};
 
 struct Unit {
   std::string_view name;
@@ -115,6 +129,42 @@ void read_messages(const json& file, int num_ranks, RankTimes& times) {
   if (std::any_of(messages.begin(), messages.end(), differs)) times.message_of_rank = messages;
 }
 
+std::vector<double> read_slices(const json& file, std::string_view key) {
+  const auto found = file.find(key);
+  if (found == file.end()) return {};
+  if (!found->is_array() || found->empty()) {
+    throw InvalidArgument(fmt::format("\"{}\" must be an array with the time of each slice", key));
+  }
+  std::vector<double> times;
+  for (const json& value : *found) times.push_back(read_number(key, value));
+  return times;
+}
+
+// Whether the file tells slices one by one, then with all that belongs to them.
+std::optional<SliceTimes> read_slice_times(const json& file) {
+  SliceTimes times;
+  times.forward = read_slices(file, "forward_slices");
+  times.backward = read_slices(file, "backward_slices");
+  times.backward_input = read_slices(file, "backward_input_slices");
+  times.backward_weight = read_slices(file, "backward_weight_slices");
+  const bool has_input = !times.backward_input.empty();
+  const bool has_weight = !times.backward_weight.empty();
+  if (times.forward.empty() && times.backward.empty() && !has_input && !has_weight) return {};
+  if (times.forward.empty() || has_input != has_weight || has_input != times.backward.empty()) {
+    throw InvalidArgument(
+        "times of slices need \"forward_slices\" and either \"backward_slices\", or both "
+        "\"backward_input_slices\" and \"backward_weight_slices\"");
+  }
+  for (const std::string_view key : {"forward", "backward", "backward_input", "backward_weight"}) {
+    if (!file.contains(key)) continue;
+    throw InvalidArgument(fmt::format(
+        "\"{}\" has no place beside \"forward_slices\": give times of whole microbatches or of "
+        "slices",
+        key));
+  }
+  return times;
+}
+
 bool has_kind(const Schedule& schedule, std::initializer_list<PassKind> kinds) {
   for (const std::vector<Pass>& passes : schedule.ranks) {
     for (const Pass& pass : passes) {
@@ -141,12 +191,19 @@ CostFile parse_cost_file(std::string_view text, int num_ranks) {
   const json file = parse_object(text);
   CostFile costs;
   read_unit(file, costs);
-  costs.times.forward = read_times(file, "forward", num_ranks);
-  if (costs.times.forward.empty()) {
-    throw InvalidArgument("a costs file needs \"forward\", one number or one for each rank");
+  costs.slices = read_slice_times(file);
+  if (!costs.slices) {
+    costs.times.forward = read_times(file, "forward", num_ranks);
+    if (costs.times.forward.empty()) {
+      throw InvalidArgument("a costs file needs \"forward\", one number or one for each rank");
+    }
+    read_backward(file, num_ranks, costs.times);
   }
-  read_backward(file, num_ranks, costs.times);
   read_messages(file, num_ranks, costs.times);
+  for (const auto& [key, value] :
+       {std::pair("exchange_kv", &costs.exchange_kv), std::pair("exchange_q", &costs.exchange_q)}) {
+    if (file.contains(key)) *value = read_number(key, file[key]);
+  }
   costs.vocab_pass = read_times(file, "vocab_pass", num_ranks);
   costs.embed_forward = read_times(file, "embed_forward", num_ranks);
   costs.embed_backward = read_times(file, "embed_backward", num_ranks);
@@ -155,8 +212,9 @@ CostFile parse_cost_file(std::string_view text, int num_ranks) {
 }
 
 void check_fits(const CostFile& costs, const Schedule& schedule) {
-  if (!costs.times.backward.empty() &&
-      has_kind(schedule, {PassKind::kBackwardInput, PassKind::kBackwardWeight})) {
+  const bool has_backward =
+      costs.slices ? !costs.slices->backward.empty() : !costs.times.backward.empty();
+  if (has_backward && has_kind(schedule, {PassKind::kBackwardInput, PassKind::kBackwardWeight})) {
     throw InvalidArgument(
         fmt::format("schedule {} splits the backward: give \"backward_input\" and "
                     "\"backward_weight\" instead of "

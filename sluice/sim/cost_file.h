@@ -1,6 +1,7 @@
 // cost_file.h - measured times as JSON (`sluice simulate --costs FILE`). Read next: cost_model.h.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +15,9 @@ namespace sluice {
 /// its key is absent.
 struct CostFile {
   RankTimes times;                     // forward, backward or its two parts, p2p
+  std::optional<SliceTimes> slices;    // instead of `times`, when slices were measured one by one
+  double exchange_kv = 0.0;            // K and V of a microbatch, all layers of a rank, to a peer
+  double exchange_q = 0.0;             // its Q there and the result back
   std::string unit;                    // "s", "ms", "us", "ns", or empty
   double seconds_per_unit = 0.0;       // 0 without a unit
   std::vector<double> vocab_pass;      // S plus T
@@ -24,11 +28,13 @@ struct CostFile {
 
 /// Reads {"unit": "us", "forward": .., "backward": .., "p2p": ..}: every value is one number or an
 /// array with one for each of `num_ranks` ranks; instead of "backward" there may be
-/// "backward_input" and "backward_weight". The keys of vocabulary passes ("vocab_pass",
-/// "embed_forward", "embed_backward", "vocab_barrier") are kept as they are.
-/// REQUIRES: num_ranks >= 1. Throws: InvalidArgument with the key, its value and the rule for text
-/// that is not one JSON object, a key that is unknown, missing or doubled, an array of another
-/// length, a number that is negative, not finite or above 1e9.
+/// "backward_input" and "backward_weight". Or {"forward_slices": [..], "backward_slices": [..]} (or
+/// "backward_input_slices" and "backward_weight_slices"): arrays of any one length, the time of
+/// each slice on one rank, for all ranks. "exchange_kv" and "exchange_q" are one number each. The
+/// keys of vocabulary passes ("vocab_pass", "embed_forward", "embed_backward", "vocab_barrier") are
+/// kept as they are. REQUIRES: num_ranks >= 1. Throws: InvalidArgument with the key, its value and
+/// the rule for text that is not one JSON object, a key that is unknown, missing or doubled, an
+/// array of another length, a number that is negative, not finite or above 1e9.
 CostFile parse_cost_file(std::string_view json, int num_ranks);
 
 /// Whether the times say all that `schedule` needs and no more than it can use.

@@ -58,6 +58,28 @@ TEST(CostFile, TakesTheTwoPartsOfABackward) {
   EXPECT_EQ(costs.times.message_of_rank, (Times{0.1, 0.2}));
 }
 
+TEST(CostFile, TakesTheTimesOfSlicesAndOfTheLink) {
+  const CostFile costs = parse_cost_file(
+      R"({"forward_slices": [1, 2, 3], "backward_slices": [2, 4, 6], "p2p": 0.5,
+          "exchange_kv": 7, "exchange_q": 3})",
+      2);
+  ASSERT_TRUE(costs.slices.has_value());
+  EXPECT_EQ(costs.slices->forward, (Times{1, 2, 3}));
+  EXPECT_EQ(costs.slices->backward, (Times{2, 4, 6}));
+  EXPECT_EQ(costs.times.message, 0.5);
+  EXPECT_EQ(costs.exchange_kv, 7.0);
+  EXPECT_EQ(costs.exchange_q, 3.0);
+  EXPECT_FALSE(parse_cost_file(kWhole, 2).slices.has_value());
+}
+
+TEST(CostFile, RefusesTimesOfSlicesThatAreNotWhole) {
+  expect_refusal(R"({"forward_slices": [1, 2]})", R"(either "backward_slices", or both)");
+  expect_refusal(R"({"forward_slices": [1], "backward_input_slices": [1]})", "or both");
+  expect_refusal(R"({"forward_slices": 3, "backward_slices": [1]})", "must be an array");
+  expect_refusal(R"({"forward_slices": [1], "backward_slices": [1], "forward": 2})",
+                 R"("forward" has no place beside)");
+}
+
 TEST(CostFile, RefusesBadValuesWithKeyValueAndRule) {
   expect_refusal(R"({"forward": -1, "backward": 1})",
                  R"("forward": -1 must be a number from 0 to 1000000000)");

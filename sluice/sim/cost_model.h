@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "sluice/program/plan_exchange.h"
 #include "sluice/program/program.h"
 #include "sluice/schedule/registry.h"
 
@@ -22,16 +23,26 @@ struct CostModel {
   /// The same for the messages that each rank sends; empty: message_ticks for all.
   std::vector<std::int64_t> message_ticks_of_rank;
   bool messages_occupy_link = false;  // also keep messages of one channel from overlapping
+  /// Of a pass's ticks, attention to one half of an older slice: what an exchange moves. Indexed
+  /// like `ticks`; an empty vector means that nothing can move.
+  std::array<std::vector<std::int64_t>, kNumPassKinds> half_ticks;
+  ExchangeLink link;  // what moving it takes
 
-  std::int64_t duration(const Pass& pass) const {
-    const auto& row = ticks[static_cast<std::size_t>(pass.kind)];
+  std::int64_t duration(const Pass& pass) const { return look_up(ticks, pass); }
+  std::int64_t half_duration(const Pass& pass) const { return look_up(half_ticks, pass); }
+  bool can_move_attention() const { return !half_ticks[0].empty(); }
+  std::int64_t message_duration(std::size_t sender) const {
+    return message_ticks_of_rank.empty() ? message_ticks : message_ticks_of_rank[sender];
+  }
+
+ private:
+  std::int64_t look_up(const std::array<std::vector<std::int64_t>, kNumPassKinds>& table,
+                       const Pass& pass) const {
+    const auto& row = table[static_cast<std::size_t>(pass.kind)];
     return row.empty()
                ? 0
                : row[static_cast<std::size_t>(pass.stage) * static_cast<std::size_t>(num_slices) +
                      static_cast<std::size_t>(pass.slice)];
-  }
-  std::int64_t message_duration(std::size_t sender) const {
-    return message_ticks_of_rank.empty() ? message_ticks : message_ticks_of_rank[sender];
   }
 };
 
@@ -59,5 +70,30 @@ struct RankTimes {
 /// Throws: InvalidArgument for a wrong number of entries, or a time that is negative, not finite or
 /// above kLongestTime.
 CostModel cost_from_rank_times(const RankTimes& times, const Placement& placement, int num_slices);
+
+/// Costs by a model of dense causal attention: of a forward of one microbatch on one rank the
+/// linear part takes `linear` and attention `ratio` times that. With n slices, a slice with c older
+/// ones takes linear / n + ratio * linear * (c + 1/2) / (n * n / 2) forward; backward for the input
+/// takes the linear part once and 2.5 times the attention, for the weights the linear part; a full
+/// backward both. Exact: a tick is 1e-6 / (2 * chunks * n * n) of the unit.
+/// Throws: InvalidArgument for a time or ratio that is negative, not finite or above kLongestTime.
+CostModel cost_from_attention(double linear, double ratio, double message,
+                              const Placement& placement, int num_slices);
+
+/// Times of one slice after the other on one rank (all its chunks), as measured; the ranks are
+/// alike. `backward`, when given, replaces input and weight.
+struct SliceTimes {
+  std::vector<double> forward;  // index: slice
+  std::vector<double> backward_input;
+  std::vector<double> backward_weight;
+  std::vector<double> backward;
+  double message = 0.0;
+};
+
+/// Costs from measured slices. What attention to half an older slice takes is the slope of the
+/// times over the slices (least squares), as far as every slice has that much. Throws:
+/// InvalidArgument unless each list has one time for each of `num_slices` slices.
+CostModel cost_from_slice_times(const SliceTimes& times, const Placement& placement,
+                                int num_slices);
 
 }  // namespace sluice

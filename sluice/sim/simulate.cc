@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "sluice/common/errors.h"
+#include "sluice/sim/exchange_cost.h"
 #include "sluice/sim/memory_walk.h"
 
 namespace sluice {
@@ -32,9 +33,10 @@ class LongestPath {
   LongestPath(const Program& program, const CostModel& cost)
       : program_(program), cost_(cost), states_(program.ranks.size()) {
     std::size_t num_actions = 0;
-    for (const RankProgram& rank : program.ranks) {
+    for (std::size_t rank = 0; rank < program.ranks.size(); ++rank) {
       base_.push_back(num_actions);
-      num_actions += rank.actions.size();
+      num_actions += program.ranks[rank].actions.size();
+      times_.emplace_back(program, cost, rank);
     }
     ends_.assign(num_actions, kUnknown);
     if (cost.messages_occupy_link) {
@@ -104,7 +106,7 @@ class LongestPath {
           ready_.push_back(static_cast<std::size_t>(action.peer));
         }
       } else {
-        ends[state.cursor] = compute(state, action, std::max(begin, state.compute_free));
+        ends[state.cursor] = compute(rank, action, std::max(begin, state.compute_free));
       }
     }
   }
@@ -126,12 +128,13 @@ class LongestPath {
     return link = std::max(begin, link) + cost_.message_duration(rank);
   }
 
-  std::int64_t compute(RankState& state, const Action& action, std::int64_t begin) {
+  std::int64_t compute(std::size_t rank, const Action& action, std::int64_t begin) {
     if (action.kind == ActionKind::kOptimizer) return begin;
-    const std::int64_t duration = cost_.duration(action.pass);
+    RankState& state = states_[rank];
+    const PassTime time = times_[rank].next(action.pass);
     if (state.first_begin == kUnknown) state.first_begin = begin;
-    state.busy += duration;
-    state.compute_free = state.last_end = begin + duration;
+    state.busy += time.work;
+    state.compute_free = state.last_end = begin + time.length;
     count_saved(state, action.pass.kind);
     return state.compute_free;
   }
@@ -160,6 +163,7 @@ class LongestPath {
   const Program& program_;
   const CostModel& cost_;
   std::vector<RankState> states_;
+  std::vector<PassTimes> times_;
   std::vector<std::size_t> base_;  // of each rank's actions in ends_
   std::vector<std::int64_t> ends_;
   std::vector<std::int64_t> link_free_;  // per (source, destination, direction)
@@ -185,6 +189,9 @@ void check_range(const Program& program, const CostModel& cost) {
     message = std::max(message, ticks);
   }
   total += 2.0 * static_cast<double>(message) * cost.num_stages * cost.num_slices;
+  const double carried = 2.0 * cost.num_slices * static_cast<double>(cost.link.per_half) +
+                         program.num_ranks() * static_cast<double>(cost.link.per_transfer);
+  total += 4.0 * carried * cost.num_stages * cost.num_slices;
   if (total * program.num_microbatches > 9e18) {
     throw InvalidArgument("the times are too long to add up exactly; give them in a larger unit");
   }
@@ -224,12 +231,14 @@ Timeline draw_timeline(const Program& program, const CostModel& cost, const Long
                     .ranks = {}};
   for (std::size_t rank = 0; rank < program.ranks.size(); ++rank) {
     const std::vector<Action>& actions = program.ranks[rank].actions;
+    PassTimes times(program, cost, rank);
     std::vector<Span>& spans = timeline.ranks.emplace_back();
     spans.reserve(actions.size());
     for (std::size_t k = 0; k < actions.size(); ++k) {
       const Action& action = actions[k];
       const std::int64_t end = path.end_of(rank, k);
-      const std::int64_t duration = action.kind == ActionKind::kPass   ? cost.duration(action.pass)
+      const std::int64_t duration = action.kind == ActionKind::kPass
+                                        ? times.next(action.pass).length
                                     : action.kind == ActionKind::kSend ? cost.message_duration(rank)
                                                                        : 0;
       spans.push_back({action.kind, action.lane, action.peer, action.pass, end - duration, end});
@@ -251,12 +260,13 @@ void follow_memory(const Program& program, const CostModel& cost, const LongestP
     };
     sample(0);
     const std::vector<Action>& actions = program.ranks[rank].actions;
+    PassTimes times(program, cost, rank);
     for (std::size_t k = 0; k < actions.size(); ++k) {
       if (actions[k].kind != ActionKind::kPass) continue;
       const Pass& pass = actions[k].pass;
       const std::int64_t end = path.end_of(rank, k);
       walk.begin(pass);
-      sample(end - cost.duration(pass));
+      sample(end - times.next(pass).length);
       walk.end(pass);
       sample(end);
       if (walk.post(pass)) sample(end);

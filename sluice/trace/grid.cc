@@ -138,6 +138,17 @@ class Painter {
     return line;
   }
 
+  /// How many (stage, slice) a rank keeps for their backward, under each of its passes.
+  std::string held(std::size_t rank) const {
+    std::string line;
+    for (const Window& window : layout_.windows) {
+      if (!line.empty()) line += std::string(kCut.size(), ' ');
+      line += held(rows_.ranks[rank], window);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    return line;
+  }
+
   /// Numbers under the columns of round times.
   std::string times(const TimeAxis& axis) const {
     const double units_per_column = axis.unit_per_tick / layout_.columns_per_tick;
@@ -174,6 +185,25 @@ class Painter {
       }
     }
     return canvas;
+  }
+
+  std::string held(const std::vector<Cell>& cells, const Window& window) const {
+    std::string line(static_cast<std::size_t>(window.last - window.first), ' ');
+    int count = 0;
+    for (const Cell& cell : cells) {
+      if (cell.is_optimizer) continue;
+      if (cell.pass.kind == PassKind::kForward) ++count;
+      const std::string text = std::to_string(count);
+      const std::int64_t first = column(cell.begin) - window.first;
+      const auto end = std::min(column(cell.end) - window.first, window.last - window.first);
+      if (first >= 0 && first + static_cast<std::int64_t>(text.size()) <= end) {
+        line.replace(static_cast<std::size_t>(first), text.size(), text);
+      }
+      if (cell.pass.kind == PassKind::kBackward || cell.pass.kind == PassKind::kBackwardWeight) {
+        --count;
+      }
+    }
+    return line;
   }
 
   std::string cell_text(const Cell& cell, std::int64_t num_columns) const {
@@ -231,6 +261,16 @@ class Painter {
   const GridOptions& options_;
 };
 
+// With slices the first rank's count shows why memory is flat: each backward makes room for the
+// forward after it.
+bool shows_held(const Rows& rows, const Layout& layout) {
+  if (rows.num_slices == 1 || layout.style.label == Label::kLetter) return false;
+  return std::any_of(rows.ranks[0].begin(), rows.ranks[0].end(), [](const Cell& cell) {
+    return !cell.is_optimizer && (cell.pass.kind == PassKind::kBackward ||
+                                  cell.pass.kind == PassKind::kBackwardWeight);
+  });
+}
+
 std::string legend(const Rows& rows, const Layout& layout) {
   std::array<bool, kNumPassKinds> seen{};
   bool has_optimizer = false;
@@ -258,6 +298,7 @@ std::string legend(const Rows& rows, const Layout& layout) {
   if (layout.style.label != Label::kStage && rows.num_chunks == 2) {
     text += "; lower case: second chunk";
   }
+  if (shows_held(rows, layout)) text += "; held: slices that rank 0 keeps for their backward";
   if (layout.windows.size() > 1) text += "; middle left out";
   return text;
 }
@@ -277,6 +318,9 @@ std::string draw_grid(const Timeline& timeline, const GridOptions& options) {
   std::string text;
   for (std::size_t rank = 0; rank < rows.ranks.size(); ++rank) {
     text += fmt::format("rank {:>{}}  {}\n", rank, digits, painter.row(rank));
+  }
+  if (shows_held(rows, layout)) {
+    text += fmt::format("{:<{}}{}\n", "held", margin.size(), painter.held(0));
   }
   const TimeAxis axis = options.axis ? *options.axis : real_time_axis(timeline);
   text += fmt::format("{:<{}}{}\n", "time", margin.size(), painter.times(axis));
