@@ -292,10 +292,11 @@ class Contents {
   // Inputs that are made on the same rank: neighbour stages, and the neighbour slices.
   void check_local_order(std::size_t at, const Pass& forward, int rank) {
     const PassPlaces& places = places_[at];
-    const auto before = [&](std::int32_t action, std::int32_t input) {
+    const auto before = [&](std::int32_t action, std::int32_t input,
+                            const char* why = ", whose result it needs") {
       if (action == kNoAction || input == kNoAction || input < action) return;
-      add(rank, position(action), "{} comes before {}, whose result it needs",
-          text(actions(rank)[position(action)]), text(actions(rank)[position(input)]));
+      add(rank, position(action), "{} comes before {}{}", text(actions(rank)[position(action)]),
+          text(actions(rank)[position(input)]), why);
     };
     const int stage = forward.stage;
     if (stage > 0 && program_.placement.rank_of(stage - 1) == rank) {
@@ -304,8 +305,14 @@ class Contents {
     if (stage + 1 < grid_.num_stages && program_.placement.rank_of(stage + 1) == rank) {
       before(places.backward, places_[at + grid_.stage_stride()].backward);
     }
-    if (forward.slice > 0) before(places.forward, places_[at - 1].forward);
-    if (forward.slice + 1 < grid_.num_slices) before(places.backward, places_[at + 1].backward);
+    if (forward.slice > 0) {
+      before(places.forward, places_[at - 1].forward, ": K/V of an older slice is not there yet");
+    }
+    // A backward uses up and frees its slice's K/V: all later slices have to have been backward.
+    if (forward.slice + 1 < grid_.num_slices) {
+      before(places.backward, places_[at + 1].backward,
+             ": the gradient of its slice's K/V is not complete");
+    }
   }
 
   // One send and one receive for an output that another rank takes.

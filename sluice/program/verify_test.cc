@@ -236,10 +236,24 @@ TEST(Verify, FindsPassesInTheWrongOrder) {
 TEST(Verify, FindsSlicesInTheWrongOrder) {
   ProgramEditor forwards(sliced());
   forwards.swap(0, "0F1.0", "0F1.1");
-  expect_problem(forwards, "0F1.1 comes before 0F1.0, whose result it needs");
+  expect_problem(forwards, "0F1.1 comes before 0F1.0: K/V of an older slice is not there yet");
   ProgramEditor backwards(sliced());
   backwards.swap(0, "0B0.1", "0B0.0");
-  expect_problem(backwards, "0B0.0 comes before 0B0.1, whose result it needs");
+  expect_problem(backwards,
+                 "0B0.0 comes before 0B0.1: the gradient of its slice's K/V is not complete");
+}
+
+TEST(Verify, FindsAForwardThatComesAfterItsKeysAndValuesWereFreed) {
+  // 0F0.1 after 0B0.0: the backward of slice 0 frees K/V that slice 1 still wants.
+  ProgramEditor late(sliced());
+  late.move_before(0, "0B0.0", "0F0.1");
+  expect_problem(late, "0B0.0 comes before 0B0.1: the gradient of its slice's K/V is not complete");
+}
+
+TEST(Verify, FindsASliceWhoseBackwardRunsTwice) {
+  ProgramEditor twice(sliced());
+  twice.repeat(0, "0B0.1");
+  expect_problem(twice, "the saved activations of 0F0.1 are used twice");
 }
 
 TEST(Verify, FindsNeighbourStagesOfOneRankInTheWrongOrder) {

@@ -22,7 +22,7 @@ constexpr char kIdle = '.';
 constexpr std::string_view kCut = " ~ ";
 
 /// How much of a pass its cell tells.
-enum class Label { kStage, kMicrobatch, kLetter };
+enum class Label { kStage, kMicrobatch, kSlice, kLetter };
 
 struct Style {
   Label label = Label::kStage;
@@ -75,6 +75,7 @@ std::string label_of(const Cell& cell, const Rows& rows, Label label) {
   const bool lower = label != Label::kStage && rows.num_chunks == 2;
   std::string text(1, letter_of(cell, lower));
   if (cell.is_optimizer || label == Label::kLetter) return text;
+  if (label == Label::kSlice) return text + std::to_string(cell.pass.slice);
   text += std::to_string(cell.pass.microbatch);
   if (rows.num_slices > 1) text += "." + std::to_string(cell.pass.slice);
   const bool with_stage = label == Label::kStage && rows.num_chunks > 1;
@@ -97,6 +98,7 @@ Layout choose_layout(const Rows& rows, std::int64_t columns) {
   if (rows.num_chunks == 2) styles.push_back({Label::kMicrobatch, true});
   if (rows.num_chunks <= 2) styles.push_back({Label::kMicrobatch, false});
   const Style narrowest_readable = styles.back();
+  if (rows.num_slices > 1) styles.push_back({Label::kSlice, false});
   styles.push_back({Label::kLetter, false});
 
   const auto columns_per_tick = [&](const Style& style) {
@@ -266,8 +268,8 @@ class Painter {
 bool shows_held(const Rows& rows, const Layout& layout) {
   if (rows.num_slices == 1 || layout.style.label == Label::kLetter) return false;
   return std::any_of(rows.ranks[0].begin(), rows.ranks[0].end(), [](const Cell& cell) {
-    return !cell.is_optimizer && (cell.pass.kind == PassKind::kBackward ||
-                                  cell.pass.kind == PassKind::kBackwardWeight);
+    return !cell.is_optimizer &&
+           (cell.pass.kind == PassKind::kBackward || cell.pass.kind == PassKind::kBackwardWeight);
   });
 }
 
@@ -291,7 +293,9 @@ std::string legend(const Rows& rows, const Layout& layout) {
   }
   if (has_optimizer) text += ", o optimizer";
   const std::string slice = rows.num_slices > 1 ? ".slice" : "";
-  if (layout.style.label != Label::kLetter) {
+  if (layout.style.label == Label::kSlice) {
+    text += "; a cell: letter, slice";
+  } else if (layout.style.label != Label::kLetter) {
     const bool with_stage = layout.style.label == Label::kStage && rows.num_chunks > 1;
     text += fmt::format("; a cell: {}letter, microbatch{}", with_stage ? "stage, " : "", slice);
   }

@@ -19,7 +19,8 @@ struct GridOptions {
 /// Draws the compute lanes. A pass is as wide as it is long and begins with its letter and
 /// microbatch, "F3" (".2" for slice 2 when there are several), after its stage when ranks hold more
 /// than one, "5F3"; dots are idle time. With less room it leaves out first the stages (the second
-/// chunk is then in lower case) and the gaps between passes, then all but the letters; a timeline
+/// chunk is then in lower case) and the gaps between passes, then the microbatches where there are
+/// slices ("F2" is slice 2), then all but the letters; a timeline
 /// too long for that shows its beginning and its end. Below stand the times and a legend; with slices
 /// also how many of them the first rank keeps for their backward.
 /// Every line ends with a newline. An empty timeline gives an empty string.
