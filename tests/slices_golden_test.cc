@@ -111,7 +111,11 @@ TEST(SlimPipe, HoldsTheKnownCountsAndTheExactBubbleWithEqualWork) {
     const Simulation simulation =
         run(schedule, cost_from_rank_times({}, schedule.placement, request.slices));
     EXPECT_EQ(simulation.peak_saved, row["peaks"].get<std::vector<std::int64_t>>());
-    EXPECT_DOUBLE_EQ(simulation.bubble.bubble_fraction, closed_form(request));
+    // (p-1) / (m n v + p-1) of the makespan is idle, exactly.
+    const std::int64_t tasks = std::int64_t{request.microbatches} * request.slices * request.chunks;
+    EXPECT_EQ(simulation.bubble.makespan * tasks,
+              simulation.bubble.work * (tasks + request.ranks - 1));
+    EXPECT_NEAR(simulation.bubble.bubble_fraction, closed_form(request), 1e-12);
     EXPECT_NEAR(100 * simulation.bubble.bubble_fraction, row["bubble"].get<double>(), 0.005);
   }
 }

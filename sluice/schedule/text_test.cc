@@ -31,6 +31,7 @@ TEST(ScheduleCsv, WritesARowPerRankAndACellPerPass) {
 TEST(ScheduleCsv, ReadsBackEverySchedule) {
   for (const ScheduleInfo& info : schedule_library()) {
     for (const int slices : {1, 3}) {
+      if (slices == 1 && info.slices_itself) continue;
       const Schedule schedule =
           make_schedule(info.name, {.ranks = 3, .microbatches = 4, .slices = slices});
       const Schedule read = from_csv(to_csv(schedule), schedule.name);

@@ -106,14 +106,15 @@ Timeline sliced(int microbatches) {
 
 TEST(Grid, CountsWhatTheFirstRankHoldsOfSlices) {
   const auto lines = lines_of(draw_grid(sliced(2), columns(200)));
-  EXPECT_EQ(lines[0], "rank 0  F0.0 F0.1 F1.0 F1.1 B0.1----- B0.0----- B1.1----- B1.0-----");
-  EXPECT_EQ(lines[2], "held    1    2    3    4    4         3         2         1");
+  EXPECT_EQ(lines[0],
+            "rank 0  F0.0 F0.1 F1.0 F1.1 .....B0.1----- .....B0.0----- .....B1.1----- B1.0-----");
+  EXPECT_EQ(lines[2], "held    1    2    3    4         4              3              2         1");
   EXPECT_NE(lines.back().find("held: slices that rank 0 keeps"), std::string::npos);
 }
 
 TEST(Grid, KeepsTheSlicesWhenThereIsNoRoomForMicrobatches) {
   const auto lines = lines_of(draw_grid(sliced(2), columns(40)));
-  EXPECT_EQ(lines[0].substr(0, 20), "rank 0  F0F1F0F1B1--");
+  EXPECT_EQ(lines[0].substr(0, 20), "rank 0  F0F1F0F1..B1");
   EXPECT_NE(lines.back().find("a cell: letter, slice"), std::string::npos);
 }
 
