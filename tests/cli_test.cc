@@ -153,9 +153,8 @@ TEST_F(Cli, WhatIsNotBuiltYetIsRefusedByName) {
     expect_error(std::string("simulate ") + name + " --ranks 2 --microbatches 2", 2,
                  {name, "is not built yet"});
   }
-  for (const char* option :
-       {"--vocab parallel-1", "--vocab parallel-2", "--offload half", "--offload full",
-        "--offload 3", "--offload-ratio 1"}) {
+  for (const char* option : {"--vocab parallel-1", "--vocab parallel-2", "--offload half",
+                             "--offload full", "--offload 3", "--offload-ratio 1"}) {
     expect_error(std::string(kSmall) + option, 2, {option, "is not built yet"});
   }
 }
@@ -183,7 +182,8 @@ TEST_F(Cli, SlicesExchangeTheirAttentionWhenToldWhatItTakes) {
 }
 
 TEST_F(Cli, SlicesThatDoNotFitAreRefusedWithOnesThatDo) {
-  expect_error("simulate slimpipe --ranks 8 --microbatches 4", 2, {"slices to 8 or 16"});
+  expect_error("simulate slimpipe --ranks 8 --microbatches 4 --slices 7", 2,
+               {"slices to 8 or 16", "ranks to 7"});
   expect_error("simulate slimpipe --ranks 4 --microbatches 4 --slices 12 --group 5", 2,
                {"group to one of 4, 6, 12"});
   expect_error("simulate slimpipe --ranks 4 --microbatches 4 --slices 8 --attention-ratio x", 2,

@@ -182,9 +182,10 @@ void add_schedule_options(CLI::App& app, ScheduleOptions& options, bool sizes_re
             "the V shapes, else 1)")
       ->type_name("V")
       ->group("Schedule");
-  add_whole(app, "--slices", options.slices, 1, "parts that every sequence is cut into")
+  add_whole(
+      app, "--slices", options.slices, 1,
+      "parts that every sequence is cut into (default 1; P for seq1f1b, slimpipe and slice-v)")
       ->type_name("N")
-      ->default_str("1")
       ->group("Schedule");
   add_whole(
       app, "--group", options.group, 1,
@@ -260,8 +261,12 @@ void add_schedule_options(CLI::App& app, ScheduleOptions& options, bool sizes_re
       ->group("Techniques");
 }
 
-ResolvedSchedule resolve(const ScheduleOptions& options) {
-  check_built(options);
+ResolvedSchedule resolve(const ScheduleOptions& given) {
+  check_built(given);
+  ScheduleOptions options = given;
+  if (options.slices == 0) {
+    options.slices = find_schedule(options.name).slices_itself ? options.ranks : 1;
+  }
   ResolvedSchedule resolved;
   CostFile costs;
   if (options.costs_path.empty()) {

@@ -17,8 +17,8 @@ struct ScheduleOptions {
   int ranks = 4;
   int microbatches = 8;
   int chunks = 0;  // 0: the schedule's default
-  int slices = 1;
-  int group = 0;  // 0: the schedule's default
+  int slices = 0;  // 0: the number of ranks for schedules made for slices, else 1
+  int group = 0;   // 0: the schedule's default
   std::string times = "1,1,1";
   std::string costs_path;
   std::optional<double> message;  // --p2p

@@ -107,9 +107,10 @@ std::string show_json(const Prediction& prediction) {
   result["peak_activations"] = prediction.peak_activations();
   result["peak_offloaded"] = std::vector<double>(prediction.simulation.peak_saved.size(), 0.0);
   result["p2p_messages"] = prediction.num_messages;
-  result["exchange"] = to_string(prediction.input.exchange);
   result["exchanged_kv_slices"] = prediction.exchanged_kv_slices;
-  result["exchanged_kv_slices_pairwise"] = prediction.exchanged_kv_slices_pairwise;
+  if (prediction.input.exchange != ExchangeMode::kNone) {
+    result["exchanged_kv_slices_pairwise"] = prediction.exchanged_kv_slices_pairwise;
+  }
   return result.dump(2) + "\n";
 }
 
