@@ -77,6 +77,9 @@ class Family {
   /// The first reason stays; it is sent to all ranks unless it came from one.
   void abort(const std::string& reason, bool tell_others);
 
+  /// The rank's own thread knows of its error: the helper need not speak for it.
+  void notice() { noticed_ = true; }
+
   /// Polls `done` under the session's mutex. Throws: CommError on abort or timeout.
   template <typename Done, typename Describe>
   void wait_until(Done done, Describe describe);
@@ -329,7 +332,10 @@ class MpiTransport final : public Transport {
   std::vector<std::vector<double>> all_gather(std::span<const double> mine) override;
   void barrier() override { all_gather({}); }
   std::unique_ptr<Transport> split(int color) override;
-  void abort(const std::string& reason) override { family_->abort(reason, true); }
+  void abort(const std::string& reason) override {
+    family_->notice();
+    family_->abort(reason, true);
+  }
 
  private:
   struct Operation {

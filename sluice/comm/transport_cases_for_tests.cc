@@ -4,6 +4,7 @@
 #include <memory>
 #include <ostream>
 
+#include "sluice/comm/agree.h"
 #include "sluice/common/errors.h"
 
 namespace sluice {
@@ -224,6 +225,24 @@ void an_abort_of_a_part_reaches_the_whole(Transport& transport) {
   EXPECT_THROW(transport.barrier(), CommError);
 }
 
+void texts_and_errors_reach_all_ranks(Transport& transport) {
+  const std::string mine(static_cast<std::size_t>(7 * transport.rank()), 'x');
+  const auto texts = gather_texts(transport, mine + "\xff\n");
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    EXPECT_EQ(texts[rank], std::string(7 * rank, 'x') + "\xff\n");
+  }
+  agree(transport, nullptr);
+  try {
+    agree(transport, transport.rank() == 1
+                         ? std::make_exception_ptr(InvalidArgument("this cannot work"))
+                         : nullptr);
+    FAIL() << "the error of rank 1 is not known";
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(),
+                 transport.rank() == 1 ? "this cannot work" : "rank 1: this cannot work");
+  }
+}
+
 /// The receiver makes no call of the transport between the post and the arrival.
 void a_posted_receive_completes_while_the_rank_computes(Transport& transport) {
   if (!transport.copies()) return;  // owners are handed over: nothing arrives in a destination
@@ -285,6 +304,7 @@ const std::vector<TransportCase>& transport_cases() {
       {.name = "SplitsHaveMessagesAndCollectivesOfTheirOwn",
        .body = splits_have_messages_and_collectives_of_their_own},
       {.name = "AnAbortOfAPartReachesTheWhole", .body = an_abort_of_a_part_reaches_the_whole},
+      {.name = "TextsAndErrorsReachAllRanks", .body = texts_and_errors_reach_all_ranks},
       {.name = "APostedReceiveCompletesWhileTheRankComputes",
        .body = a_posted_receive_completes_while_the_rank_computes},
   };
