@@ -149,12 +149,7 @@ TEST_F(Cli, AnUnknownScheduleListsTheKnownOnes) {
 }
 
 TEST_F(Cli, WhatIsNotBuiltYetIsRefusedByName) {
-  for (const char* name : {"po-h", "po-f"}) {
-    expect_error(std::string("simulate ") + name + " --ranks 2 --microbatches 2", 2,
-                 {name, "is not built yet"});
-  }
-  for (const char* option : {"--vocab parallel-1", "--vocab parallel-2", "--offload half",
-                             "--offload full", "--offload 3", "--offload-ratio 1"}) {
+  for (const char* option : {"--vocab parallel-1", "--vocab parallel-2"}) {
     expect_error(std::string(kSmall) + option, 2, {option, "is not built yet"});
   }
 }
@@ -204,6 +199,20 @@ TEST_F(Cli, AFullDiskIsAFailure) {
     EXPECT_NE(outcome.err.find("standard output"), std::string::npos) << outcome.err;
   }
   expect_error(std::string(kSmall) + "--svg /dev/full", 1, {"/dev/full"});
+}
+
+TEST_F(Simulate, OffloadLowersThePeakAndSaysWhatIsAway) {
+  const std::string sizes = " --ranks 8 --chunks 5 --microbatches 32 --offload-ratio 1";
+  const ordered_json plain = sluice_json("simulate po" + sizes);
+  const ordered_json half = sluice_json("simulate po --offload half" + sizes);
+  EXPECT_EQ(sluice_json("simulate po-h" + sizes)["peak_activations"], half["peak_activations"]);
+  EXPECT_EQ(plain["peak_offloaded"][0], 0.0);
+  EXPECT_GT(half["peak_offloaded"][0], 0.0);
+  EXPECT_EQ(plain["peak_activations"][0], 24.0 / 40.0);
+  EXPECT_LE(half["peak_activations"][0], 8.0 / 40.0);
+  EXPECT_LE(half["makespan"].get<double>(), plain["makespan"].get<double>());
+  EXPECT_EQ(sluice_json("simulate po-f --offload none" + sizes)["passes"], plain["passes"]);
+  expect_error("simulate po --offload 6" + sizes, 2, {"--offload 6", "from 0 to 5"});
 }
 
 TEST_F(Simulate, JsonHasTheDocumentedKeysInOrder) {
@@ -396,7 +405,7 @@ TEST_F(ScheduleCommand, ListHasEveryScheduleInBothForms) {
   }
   for (const char* name :
        {"gpipe", "1f1b", "interleaved", "breadth-first", "zb-1p", "zb-2p", "zb-v", "1f1b-v",
-        "v-half", "v-min", "dualpipe-v", "gis", "gis-h", "po"}) {
+        "v-half", "v-min", "dualpipe-v", "gis", "gis-h", "po", "po-h", "po-f"}) {
     EXPECT_EQ(std::count(names.begin(), names.end(), name), 1) << name;
   }
 }

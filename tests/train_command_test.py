@@ -128,6 +128,34 @@ class Train(unittest.TestCase):
         steps = [line["step"] for line in self.metrics() if "loss" in line]
         self.assertEqual(steps, list(range(1, last + 4)))
 
+    def test_killed_while_it_offloads_resumes_to_the_same_weights_and_leaves_no_file(self):
+        away = self.root / "away"
+        away.mkdir()
+        settings = ["--set", "pipeline.schedule=po", "--set", "pipeline.microbatches=8", "--set",
+                    "pipeline.offload=auto", "--set", "pipeline.offload_tier=disk", "--set",
+                    f'pipeline.offload_dir="{away}"', "--set", "pipeline.offload_slowdown=1000",
+                    "--set", "run.check_offload=true", "--set", "train.checkpoint_every=2"]
+        whole = self.train(*settings, "--set", "train.steps=12", "--set",
+                           f'run.dir="{self.root / "whole"}"')
+        self.assertEqual(whole.returncode, 0, whole.stderr)
+        self.assertIn("offload: k = ", whole.stdout)
+        memory = json.loads((self.root / "whole" / "memory.json").read_text())
+        self.assertGreater(memory["ranks"][0]["offloaded_disk"]["measured"], 0)
+        with subprocess.Popen(self.command("train", *settings, "--set", "train.steps=12"),
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                              text=True) as process:
+            self.wait_for_line(process, " 5/12 ")
+            process.kill()
+            process.wait(timeout=120)
+        self.assertEqual(list(away.iterdir()), [])
+        resumed = self.train(*settings, "--set", "train.steps=12", "--resume")
+        self.assertEqual(resumed.returncode, 0, resumed.stderr)
+        name = "checkpoints/step-12"
+        for path in sorted((self.root / "whole" / name).rglob("*.safetensors")):
+            other = self.run_dir / name / path.relative_to(self.root / "whole" / name)
+            self.assertEqual(path.read_bytes(), other.read_bytes(), path.name)
+        self.assertEqual(list(away.iterdir()), [])
+
     def test_a_fresh_run_never_writes_over_another_one(self):
         self.assertEqual(self.train("--steps", "1").returncode, 0)
         again = self.train("--steps", "1")

@@ -8,6 +8,8 @@
 #include <cctype>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <map>
 
 #include "sluice/common/errors.h"
 #include "sluice/schedule/registry.h"
@@ -219,13 +221,20 @@ TEST_P(PredictedMemory, IsWhatTheLedgerMeasures) {
              {MemoryClass::kWeights, MemoryClass::kGradients, MemoryClass::kOptimizer,
               MemoryClass::kActivations, MemoryClass::kBoundary}) {
           const auto index = static_cast<std::size_t>(exact);
+          if (!trainer.plan().offload.empty() && exact == MemoryClass::kActivations) {
+            // A copy back that starts later than planned may never meet the peak.
+            EXPECT_LE(static_cast<double>(measured.by_class[index]),
+                      1.01 * static_cast<double>(predicted.by_class[index]));
+            continue;
+          }
           EXPECT_NEAR(static_cast<double>(measured.by_class[index]),
                       static_cast<double>(predicted.by_class[index]),
                       0.01 * static_cast<double>(predicted.by_class[index]))
               << to_string(exact);
         }
-        EXPECT_NEAR(static_cast<double>(measured.total), static_cast<double>(predicted.total),
-                    0.05 * static_cast<double>(predicted.total));
+        EXPECT_NEAR(
+            static_cast<double>(measured.total), static_cast<double>(predicted.total),
+            (trainer.plan().offload.empty() ? 0.05 : 0.1) * static_cast<double>(predicted.total));
       }
     }
   }
@@ -247,6 +256,82 @@ INSTANTIATE_TEST_SUITE_P(Schedules, PredictedMemory, ::testing::ValuesIn(schedul
                            }
                            return name;
                          });
+
+/// Everything of a run with offload that must not differ from one without.
+class OffloadRun : public Training, public ::testing::WithParamInterface<std::string> {};
+
+TEST_P(OffloadRun, GivesTheSameBitsOnBothTiersAndTheMemoryOfThePlan) {
+  const std::vector<std::string> sizes = {fmt::format("pipeline.schedule={}", GetParam()),
+                                          "pipeline.microbatches=8", "model.num_hidden_layers=8",
+                                          "train.steps=3", "train.eval_every=0"};
+  auto with = sizes;
+  with[0] = "pipeline.schedule=" + (GetParam().starts_with("po") ? "po" : GetParam());
+  const RunOutcome plain = run(config("plain", with), false);
+  for (const char* tier : {"host", "disk"}) {
+    auto overrides = sizes;
+    overrides.push_back(fmt::format("pipeline.offload_tier={}", tier));
+    overrides.push_back(fmt::format("pipeline.offload_dir=\"{}\"", root_.string()));
+    overrides.push_back("run.check_offload=true");
+    // Copies of a model this small take far longer than its passes.
+    overrides.push_back("pipeline.offload_slowdown=1000");
+    if (!GetParam().starts_with("po-")) overrides.push_back("pipeline.offload=full");
+    Trainer trainer(config(fmt::format("with_{}", tier), overrides), false);
+    const TrainResult result = trainer.run({});
+    expect_same_weights(copy_weights(trainer.ranks()), plain.weights);
+    EXPECT_EQ(result.last->loss, plain.result.last->loss);
+    for (std::size_t rank = 0; rank < result.copies.size(); ++rank) {
+      const auto activations = static_cast<std::size_t>(MemoryClass::kActivations);
+      const MemoryPeaks& predicted = trainer.plan().prediction.memory[rank];
+      EXPECT_LE(result.memory[rank].by_class[activations],
+                1.03 * static_cast<double>(predicted.by_class[activations]));
+      EXPECT_LE(result.copies[rank].peak_bytes_away,
+                trainer.plan().prediction.peak_bytes_away[rank]);
+    }
+    EXPECT_FALSE(trainer.plan().offload.empty());
+    EXPECT_EQ(std::distance(fs::directory_iterator(root_), fs::directory_iterator{}),
+              std::string(tier) == "host" ? 3 : 4)
+        << "only the corpus and the runs lie in the folder";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, OffloadRun,
+                         ::testing::Values("1f1b", "interleaved", "gis-h", "po-h", "po-f", "zb-v"),
+                         [](const auto& param) {
+                           std::string name = param.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST_F(Training, OffloadKeepsNothingFromStepToStep) {
+  Trainer trainer(config("long", {"pipeline.schedule=po-f", "train.steps=300", "train.eval_every=0",
+                                  "pipeline.microbatches=6", "data.sequence_length=8",
+                                  "pipeline.offload_slowdown=1000"}),
+                  false);
+  std::map<std::int64_t, BytesByClass> live;
+  TrainEvents events;
+  events.step = [&](const StepReport& report) {
+    live[report.step] = trainer.ranks()[0]->ledger().live();
+  };
+  const TrainResult result = trainer.run(events);
+  EXPECT_GT(result.copies[0].num_out, 300);
+  EXPECT_EQ(live.at(300), live.at(2));
+}
+
+TEST_F(Training, OffloadThatCannotWorkIsRefusedBeforeTheFirstStep) {
+  const auto refusal = [&](const std::vector<std::string>& overrides) {
+    try {
+      Trainer(config("refused", overrides), false);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_NE(refusal({"pipeline.offload=full", "pipeline.offload_tier=disk",
+                     "pipeline.offload_dir=/no/such/folder"})
+                .find("pipeline.offload_dir"),
+            std::string::npos);
+  EXPECT_NE(refusal({"pipeline.offload=7"}).find("pipeline.offload 7"), std::string::npos);
+}
 
 }  // namespace
 }  // namespace sluice

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "sluice/cli/files.h"
@@ -14,6 +15,7 @@
 #include "sluice/common/errors.h"
 #include "sluice/schedule/registry.h"
 #include "sluice/sim/cost_file.h"
+#include "sluice/sim/offload_schedule.h"
 
 namespace sluice::cli {
 namespace {
@@ -41,12 +43,6 @@ void check_built(const ScheduleOptions& options) {
   }
   find_schedule(options.name);
   if (options.vocab != "last") refuse_unbuilt("--vocab " + options.vocab, "use --vocab last");
-  if (options.offload != "none") {
-    refuse_unbuilt("--offload " + options.offload, "use --offload none");
-  }
-  if (!options.offload_ratio.empty()) {
-    refuse_unbuilt("--offload-ratio " + options.offload_ratio, "leave it out");
-  }
 }
 
 RankTimes parse_times(const std::string& text) {
@@ -157,6 +153,19 @@ std::string describe_times(const ScheduleOptions& options, const CostFile& costs
                      times.backward_input[0], times.backward_weight[0]);
 }
 
+/// Copies are planned with the times of the costs, whether they were asked for or come with the
+/// schedule.
+void add_offload(const ScheduleOptions& options, ResolvedSchedule& resolved) {
+  const std::string& amount =
+      options.offload.empty() ? find_schedule(options.name).offload : options.offload;
+  const OffloadAmount parsed = parse_offload("--offload", amount, resolved.schedule.placement);
+  set_offload_ratio(resolved.cost, options.offload_ratio);
+  resolved.schedule =
+      parsed.num_chunks == 0
+          ? without_offload(std::move(resolved.schedule))
+          : offload_schedule(resolved.schedule, resolved.cost, parsed, 0.0).schedule;
+}
+
 }  // namespace
 
 void add_schedule_options(CLI::App& app, ScheduleOptions& options, bool sizes_required) {
@@ -246,18 +255,20 @@ void add_schedule_options(CLI::App& app, ScheduleOptions& options, bool sizes_re
            }
            options.offload = text;
          },
-         "activations moved out of device memory (only none is built yet)")
+         "which saved activations leave device memory and come back: of the longer-lived half of "
+         "the chunks, of all, or of the COUNT longest-lived; of these, those that the link can "
+         "carry (default half for po-h, full for po-f, else none)")
       ->type_name("none|half|full|COUNT")
-      ->default_str("none")
       ->group("Techniques");
   app.add_option_function<std::string>(
          "--offload-ratio",
          [&options](const std::string& text) {
-           parse_number("--offload-ratio", text);
-           options.offload_ratio = text;
+           options.offload_ratio = parse_number("--offload-ratio", text);
          },
-         "time of a copy against the time of its forward (not built yet)")
+         "time to copy out and back what a forward saves against the time of the forward and its "
+         "backward; copies one way at a time")
       ->type_name("K")
+      ->default_str("1")
       ->group("Techniques");
 }
 
@@ -297,6 +308,7 @@ ResolvedSchedule resolve(const ScheduleOptions& given) {
     request.ticks = to_pass_ticks(resolved.cost);
     resolved.schedule = make_schedule(options.name, request);
   }
+  add_offload(options, resolved);
   resolved.axis = {resolved.cost.unit_per_tick, costs.unit};
   resolved.times = describe_times(options, costs);
   return resolved;

@@ -26,8 +26,8 @@ struct ScheduleOptions {
   std::string exchange = "none";
   // Techniques. Their values are checked here and refused until they are built.
   std::string vocab = "last";
-  std::string offload = "none";
-  std::string offload_ratio;
+  std::string offload;  // empty: as the schedule has it
+  double offload_ratio = 1.0;
 };
 
 /// What a request comes to: a schedule, what its passes cost, and how its times are shown.

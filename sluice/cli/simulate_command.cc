@@ -18,6 +18,7 @@
 #include "sluice/program/lower.h"
 #include "sluice/program/plan_exchange.h"
 #include "sluice/program/verify.h"
+#include "sluice/schedule/offload.h"
 #include "sluice/schedule/text.h"
 #include "sluice/sim/exchange_cost.h"
 #include "sluice/sim/simulate.h"
@@ -48,14 +49,17 @@ struct Prediction {
   int num_chunks() const { return static_cast<int>(input.schedule.placement.stages_of(0).size()); }
 
   /// In units of the activations of one microbatch through the whole model.
-  std::vector<double> peak_activations() const {
+  std::vector<double> peak_activations() const { return in_models(simulation.peak_saved); }
+  std::vector<double> peak_offloaded() const { return in_models(simulation.peak_away); }
+
+  std::vector<double> in_models(const std::vector<std::int64_t>& counts) const {
     const double whole_model =
         static_cast<double>(input.schedule.num_stages()) * input.schedule.num_slices;
-    std::vector<double> peaks;
-    for (const std::int64_t saved : simulation.peak_saved) {
-      peaks.push_back(static_cast<double>(saved) / whole_model);
+    std::vector<double> result;
+    for (const std::int64_t count : counts) {
+      result.push_back(static_cast<double>(count) / whole_model);
     }
-    return peaks;
+    return result;
   }
 };
 
@@ -105,7 +109,7 @@ std::string show_json(const Prediction& prediction) {
   result["bubble_fraction"] = bubble.bubble_fraction;
   result["span_bubble_fraction"] = bubble.span_bubble_fraction;
   result["peak_activations"] = prediction.peak_activations();
-  result["peak_offloaded"] = std::vector<double>(prediction.simulation.peak_saved.size(), 0.0);
+  result["peak_offloaded"] = prediction.peak_offloaded();
   result["p2p_messages"] = prediction.num_messages;
   result["exchanged_kv_slices"] = prediction.exchanged_kv_slices;
   if (prediction.input.exchange != ExchangeMode::kNone) {
@@ -167,6 +171,8 @@ std::string show_text(const Arguments& arguments, const Prediction& prediction) 
   for (std::vector<std::string>& row : show_exchange(prediction)) {
     results.insert(results.end() - 2, std::move(row));
   }
+  if (has_offload(schedule))
+    results.push_back({"offloaded", show_peaks(prediction.peak_offloaded())});
   text += "\n" + table(results);
   return text;
 }

@@ -154,8 +154,11 @@ class RunLog {
 };
 
 /// memory.json: {"ranks": [{class: {"predicted": bytes, "measured": bytes}}]}.
-std::string memory_json(const std::vector<MemoryPeaks>& predicted,
-                        const std::vector<MemoryPeaks>& measured) {
+/// Ranks that copy activations out have also "offloaded_host" or "offloaded_disk".
+std::string memory_json(const Trainer& trainer, const TrainResult& result) {
+  const std::vector<MemoryPeaks>& predicted = trainer.plan().prediction.memory;
+  const std::vector<MemoryPeaks>& measured = result.memory;
+  const std::vector<std::int64_t>& away = trainer.plan().prediction.peak_bytes_away;
   nlohmann::ordered_json json;
   json["ranks"] = nlohmann::ordered_json::array();
   for (std::size_t rank = 0; rank < predicted.size(); ++rank) {
@@ -167,6 +170,10 @@ std::string memory_json(const std::vector<MemoryPeaks>& predicted,
           {"measured", measured[rank].by_class[index]}};
     }
     entry["total"] = {{"predicted", predicted[rank].total}, {"measured", measured[rank].total}};
+    if (away[rank] > 0) {
+      entry["offloaded_" + trainer.config().pipeline.offload_tier] = {
+          {"predicted", away[rank]}, {"measured", result.copies[rank].peak_bytes_away}};
+    }
     json["ranks"].push_back(std::move(entry));
   }
   return json.dump(2) + "\n";
@@ -179,7 +186,7 @@ void report_result(const Trainer& trainer, const TrainResult& result,
   const RunPlan& plan = trainer.plan();
   const bool cpu = trainer.config().run.device == "cpu";
   if (cpu) {
-    write_output(folder / "memory.json", memory_json(plan.prediction.memory, result.memory));
+    write_output(folder / "memory.json", memory_json(trainer, result));
     print("\nmemory, peak of all steps\n" +
           show_memory(compare_memory(plan.prediction.memory, result.memory)));
   }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "sluice/common/errors.h"
+#include "sluice/program/lower_offload.h"
 #include "sluice/program/pass_grid.h"
 
 namespace sluice {
@@ -87,7 +88,7 @@ class Lowering {
   void list_messages(int rank) {
     for (const Pass& pass : schedule_.ranks[static_cast<std::size_t>(rank)]) {
       check_pass(rank, pass);
-      if (pass.kind == PassKind::kBackwardWeight) continue;
+      if (!makes_output(pass.kind)) continue;
       if (Channel* channel = output_channel(pass)) {
         channel->messages.push_back(static_cast<std::uint32_t>(
             2 * grid_.index(pass) + (pass.kind == PassKind::kBackwardInput ? 1 : 0)));
@@ -102,11 +103,13 @@ class Lowering {
       case PassKind::kBackward:
       case PassKind::kBackwardInput:
       case PassKind::kBackwardWeight:
+      case PassKind::kOffload:
+      case PassKind::kReload:
         SLUICE_CHECK(!schedule_.forward_only, "{} in a schedule of forwards alone", describe(pass));
         break;
       default:
         throw InternalError(
-            fmt::format("internal error: lowering knows passes F, B, I and W; {} "
+            fmt::format("internal error: lowering knows passes F, B, I, W, D and U; {} "
                         "on rank {} is of kind {}",
                         describe(pass), rank, letter(pass.kind)));
     }
@@ -127,12 +130,27 @@ class Lowering {
                                                 ? 0
                                                 : static_cast<std::size_t>(grid_.num_stages),
                                             kNoAction);
+    OffloadLowering copies(passes, grid_);
     for (const Pass& pass : passes) {
+      if (pass.kind == PassKind::kOffload) {
+        copies.at_out(pass);
+        continue;
+      }
+      for (const std::int32_t needed : copies.dependencies(pass)) pending_.push_back(needed);
       const std::int32_t action = emit_pass(out, pass);
+      if (pass.kind == PassKind::kReload) {
+        copies.in_placed(pass, action);
+        continue;
+      }
       if (pass.kind == PassKind::kBackward || pass.kind == PassKind::kBackwardWeight) {
         last_gradient[static_cast<std::size_t>(pass.stage)] = action;
       }
-      if (pass.kind != PassKind::kBackwardWeight) emit_send(out, pass, action);
+      if (makes_output(pass.kind)) emit_send(out, pass, action);
+      for (const Pass& copy : copies.after_compute(pass, action)) {
+        out.dependencies.push_back(places_[grid_.index(copy)].forward);
+        copies.out_placed(
+            copy, append(out, {.kind = ActionKind::kPass, .lane = Lane::kCopyOut, .pass = copy}));
+      }
     }
     if (schedule_.forward_only) return;
     for (const int stage : schedule_.placement.stages_of(rank)) {
@@ -159,6 +177,20 @@ class Lowering {
                              schedule_.placement.stages_of(rank).size());
   }
 
+  static bool makes_output(PassKind kind) {
+    return kind == PassKind::kForward || kind == PassKind::kBackward ||
+           kind == PassKind::kBackwardInput;
+  }
+
+  // The pass with what it waits for because of copies. Receives are actions of their own and stand
+  // before it, so that these come last.
+  std::int32_t append_pass(RankProgram& out, const Pass& pass) {
+    out.dependencies.insert(out.dependencies.end(), pending_.begin(), pending_.end());
+    pending_.clear();
+    const Lane lane = pass.kind == PassKind::kReload ? Lane::kCopyIn : Lane::kCompute;
+    return append(out, {.kind = ActionKind::kPass, .lane = lane, .pass = pass});
+  }
+
   // The dependencies of an action are pushed before the action itself.
   static std::int32_t append(RankProgram& out, const Action& action) {
     const auto position = static_cast<std::int32_t>(out.actions.size());
@@ -178,7 +210,7 @@ class Lowering {
         if (input != kNoAction) out.dependencies.push_back(input);
         if (pass.slice > 0)
           need(out, pass, places_[at - 1].forward, "the forward of the slice before");
-        return places_[at].forward = append(out, {.pass = pass});
+        return places_[at].forward = append_pass(out, pass);
       }
       case PassKind::kBackward:
       case PassKind::kBackwardInput: {
@@ -191,15 +223,17 @@ class Lowering {
           need(out, pass, places_[at + 1].backward, "the backward of the slice after");
         }
         places_[at].backward_kind = pass.kind;
-        return places_[at].backward = append(out, {.pass = pass});
+        return places_[at].backward = append_pass(out, pass);
       }
+      case PassKind::kReload:
+        return append_pass(out, pass);
       default: {  // W: check_pass() let nothing else through
         SLUICE_CHECK(places_[at].weight == kNoAction, "{} is scheduled twice", describe(pass));
         SLUICE_CHECK(places_[at].backward == kNoAction ||
                          places_[at].backward_kind == PassKind::kBackwardInput,
                      "{} follows a full backward", describe(pass));
         need(out, pass, places_[at].backward, "its backward for the input");
-        return places_[at].weight = append(out, {.pass = pass});
+        return places_[at].weight = append_pass(out, pass);
       }
     }
   }
@@ -299,6 +333,7 @@ class Lowering {
   PassGrid grid_;
   std::vector<PassPlaces> places_;
   std::vector<Channel> channels_;
+  std::vector<std::int32_t> pending_;        // copies that the next pass waits for
   std::vector<std::int32_t> channel_of_[2];  // [direction][producing stage]; kNoAction: same rank
   Program program_;
 };

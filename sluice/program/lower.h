@@ -11,10 +11,11 @@ namespace sluice {
 /// neighbours on one rank need no message, only a dependency.
 /// Dependencies of a pass: the receive or the local pass that makes its input (F(s) needs F(s-1);
 /// B(s), I(s) need B or I of s+1), its own forward (B, I), its own I (W), and with slices F of the
-/// slice before on the same stage, and B or I of the slice after.
-/// REQUIRES: validate(schedule) is empty. Throws: InternalError for a pass that is missing,
-/// doubled, on the wrong rank, ahead of what it needs on its rank, or of a kind that is not lowered
-/// yet (E, G, S, T, D, U). A deadlock across ranks is left to verify().
+/// slice before on the same stage, and B or I of the slice after. D and U become actions on the
+/// copy lanes; lower_offload.h says what waits for them. REQUIRES: validate(schedule) is empty.
+/// Throws: InternalError for a pass that is missing, doubled, on the wrong rank, ahead of what it
+/// needs on its rank, or of a kind that is not lowered yet (E, G, S, T). A deadlock across ranks is
+/// left to verify().
 Program lower(const Schedule& schedule);
 
 }  // namespace sluice

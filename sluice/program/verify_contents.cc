@@ -6,6 +6,7 @@
 #include "sluice/common/errors.h"
 #include "sluice/program/pass_grid.h"
 #include "sluice/program/verify_impl.h"
+#include "sluice/program/verify_offload.h"
 
 namespace sluice {
 namespace {
@@ -79,9 +80,10 @@ class Contents {
   void read_pass(int rank, std::size_t k, std::int32_t optimizer) {
     const Action& action = actions(rank)[k];
     const Pass& pass = action.pass;
+    if (pass.kind == PassKind::kOffload || pass.kind == PassKind::kReload) return;  // check_offload
     if (!is_known(pass.kind)) {
-      return add(rank, k, "{} is a pass of kind {}; only F, B, I and W can be verified", text(pass),
-                 letter(pass.kind));
+      return add(rank, k, "{} is a pass of kind {}; only F, B, I, W, D and U can be verified",
+                 text(pass), letter(pass.kind));
     }
     if (!check_place(rank, k, pass.stage)) return;
     if (action.lane != Lane::kCompute) {
@@ -389,7 +391,9 @@ class Contents {
 }  // namespace
 
 Matched check_contents(const Program& program, std::vector<Problem>& problems) {
-  return Contents(program, problems).run();
+  Matched matched = Contents(program, problems).run();
+  check_offload(program, problems);
+  return matched;
 }
 
 }  // namespace sluice

@@ -284,8 +284,8 @@ TEST(Verify, FindsPassesInTheWrongPlace) {
 
 TEST(Verify, FindsKindsItDoesNotKnow) {
   ProgramEditor editor(full_backward());
-  editor.at(1, "1F3").action.pass.kind = PassKind::kOffload;
-  expect_problem(editor, "1D3 is a pass of kind D; only F, B, I and W can be verified");
+  editor.at(1, "1F3").action.pass.kind = PassKind::kEmbedForward;
+  expect_problem(editor, "1E3 is a pass of kind E; only F, B, I, W, D and U can be verified");
 }
 
 TEST(Verify, FindsBackwardsInAProgramOfForwardsAlone) {

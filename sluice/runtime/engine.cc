@@ -2,6 +2,7 @@
 
 #include <ATen/ops/narrow.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "sluice/common/errors.h"
@@ -26,6 +27,11 @@ bool is_backward(PassKind kind) {
   return kind == PassKind::kBackward || kind == PassKind::kBackwardInput;
 }
 
+bool is_copy(const Action& action) {
+  return action.kind == ActionKind::kPass &&
+         (action.lane == Lane::kCopyOut || action.lane == Lane::kCopyIn);
+}
+
 MessageTag tag_of(const Pass& producer) {
   return {is_backward(producer.kind) ? Direction::kBackward : Direction::kForward, producer.stage,
           producer.microbatch, producer.slice};
@@ -34,7 +40,7 @@ MessageTag tag_of(const Pass& producer) {
 }  // namespace
 
 Engine::Engine(const Program& program, std::vector<Stage*> stages, Transport& transport,
-               MemoryLedger& ledger)
+               MemoryLedger& ledger, const EngineOffload& offload)
     : program_(program),
       rank_(transport.rank()),
       stages_(std::move(stages)),
@@ -55,6 +61,12 @@ Engine::Engine(const Program& program, std::vector<Stage*> stages, Transport& tr
   spans_.reserve(program.ranks[static_cast<std::size_t>(rank_)].actions.size());
   if (!stages_.empty() && !stages_.front()->parameters().empty()) {
     device_ = stages_.front()->parameters().front().value.device();
+  }
+  const auto& actions = program.ranks[static_cast<std::size_t>(rank_)].actions;
+  if (std::any_of(actions.begin(), actions.end(), is_copy)) {
+    if (offload.store == nullptr) own_store_ = make_growing_store();
+    copies_ = std::make_unique<ActivationStore>(
+        program, ledger, offload.store == nullptr ? *own_store_ : *offload.store, offload.check);
   }
 }
 
@@ -96,8 +108,13 @@ std::vector<LossSum> Engine::run(const StepBatch& batch, const Optimizer& optimi
       tickets[k] = transport_.post_receive(action.peer, tag_of(action.pass), {});
       continue;
     }
+    if (is_copy(action)) {
+      post_copy(k);
+      continue;
+    }
     for (const std::int32_t dependency : mine.dependencies_of(k)) {
       const Action& needed = mine.actions[static_cast<std::size_t>(dependency)];
+      if (is_copy(needed)) wait_for_copy(needed.pass);
       if (needed.kind != ActionKind::kReceive) continue;  // ran inline before
       receive(needed, std::exchange(tickets[static_cast<std::size_t>(dependency)], 0));
     }
@@ -120,8 +137,34 @@ std::vector<LossSum> Engine::run(const StepBatch& batch, const Optimizer& optimi
     }
     spans_.push_back({action.kind, action.lane, action.peer, action.pass, begin, now_ns()});
   }
+  if (copies_) {
+    const std::vector<Span> copied = copies_->finish_step();
+    spans_.insert(spans_.end(), copied.begin(), copied.end());
+  }
   return has_head ? std::exchange(losses_, {}) : std::vector<LossSum>{};
 }
+
+// The helper thread waits for other copies; the compute pass that a copy depends on has run.
+void Engine::post_copy(std::size_t action) {
+  const RankProgram& mine = program_.ranks[static_cast<std::size_t>(rank_)];
+  const Pass& pass = mine.actions[action].pass;
+  if (pass.kind == PassKind::kOffload) {
+    return copies_->start_out(pass, unit(pass.stage, pass.microbatch, pass.slice).saved);
+  }
+  std::vector<Pass> frees;
+  for (const std::int32_t dependency : mine.dependencies_of(action)) {
+    const Action& needed = mine.actions[static_cast<std::size_t>(dependency)];
+    if (is_copy(needed)) frees.push_back(needed.pass);
+  }
+  copies_->start_in(pass, std::move(frees));
+}
+
+void Engine::wait_for_copy(const Pass& copy) {
+  if (copy.kind == PassKind::kOffload) return copies_->finish_out(copy);
+  copies_->finish_in(copy, unit(copy.stage, copy.microbatch, copy.slice).saved);
+}
+
+CopyCounters Engine::copies() const { return copies_ ? copies_->counters() : CopyCounters{}; }
 
 void Engine::run_pass(const Pass& pass, const StepBatch& batch) {
   switch (pass.kind) {

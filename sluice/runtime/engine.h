@@ -5,11 +5,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "sluice/comm/transport.h"
 #include "sluice/model/stage.h"
 #include "sluice/program/program.h"
+#include "sluice/runtime/activation_store.h"
 #include "sluice/runtime/ledger.h"
 #include "sluice/trace/timeline.h"
 
@@ -23,6 +25,12 @@ struct StepBatch {
   LossOptions loss;
 };
 
+/// Where D passes copy to. Without a store the engine keeps the bytes in host memory of its own.
+struct EngineOffload {
+  FarStore* store = nullptr;  // not owned; outlives the engine
+  bool check = false;         // compare a checksum of what comes back
+};
+
 /// One rank's side of a step: the single loop that executes any Program over its stages. It knows
 /// no schedule by name; what runs is what the Program lists, in that order. Ownership: keeps
 /// references to program, stages, transport and ledger; all outlive it. Threads: one thread,
@@ -33,7 +41,7 @@ class Engine {
   /// REQUIRES: verify(program) is empty. Throws: InternalError when stages do not fit the
   /// placement.
   Engine(const Program& program, std::vector<Stage*> stages, Transport& transport,
-         MemoryLedger& ledger);
+         MemoryLedger& ledger, const EngineOffload& offload = {});
   ~Engine();
 
   /// Runs all actions once. Returns the loss sums per (microbatch, slice), index microbatch *
@@ -48,6 +56,9 @@ class Engine {
   /// optimizer, in nanoseconds of now_ns(). Cheap, always recorded.
   const std::vector<Span>& spans() const { return spans_; }
 
+  /// What copies have moved since construction.
+  CopyCounters copies() const;
+
  private:
   struct Unit;  // what one (stage, microbatch, slice) holds between its actions
 
@@ -56,6 +67,8 @@ class Engine {
   void run_pass(const Pass& pass, const StepBatch& batch);
   void run_forward(const Pass& pass, const StepBatch& batch);
   void run_backward(const Pass& pass, const StepBatch& batch);
+  void post_copy(std::size_t action);
+  void wait_for_copy(const Pass& copy);
   void hand_over(const Pass& producer, at::Tensor tensor);
   void send(const Action& action);
   void receive(const Action& action, Transport::Ticket ticket);
@@ -73,6 +86,8 @@ class Engine {
   std::vector<LossSum> losses_;
   std::vector<Span> spans_;
   at::Device device_;
+  std::unique_ptr<FarStore> own_store_;      // when none was given and the program copies
+  std::unique_ptr<ActivationStore> copies_;  // null: the program copies nothing
 };
 
 }  // namespace sluice

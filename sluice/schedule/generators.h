@@ -29,6 +29,8 @@ Schedule make_dualpipe_v(const ScheduleRequest& request);
 Schedule make_gis(const ScheduleRequest& request);
 Schedule make_gis_h(const ScheduleRequest& request);
 Schedule make_po(const ScheduleRequest& request);
+Schedule make_po_h(const ScheduleRequest& request);
+Schedule make_po_f(const ScheduleRequest& request);
 
 // These know slices themselves: the request's slices are theirs to place.
 

@@ -120,6 +120,24 @@ std::vector<ScheduleInfo> describe_library() {
                      .rules = "any chunks",
                      .default_chunks = 2,
                      .generate = make_po});
+  library.push_back({.name = "po-h",
+                     .summary = "po that copies out the longer-lived half of its chunks",
+                     .source = "PipeOffload, arXiv 2503.01328",
+                     .bubble_formula = "that of po",
+                     .memory_formula = "about (v+2)/(8v) and what is being copied",
+                     .rules = "any chunks; plans with the times and the offload ratio it is given",
+                     .default_chunks = 2,
+                     .offload = "half",
+                     .generate = make_po_h});
+  library.push_back({.name = "po-f",
+                     .summary = "po that copies out all that the link can carry",
+                     .source = "PipeOffload, arXiv 2503.01328",
+                     .bubble_formula = "that of po",
+                     .memory_formula = "3 to 8 chunks, however many ranks and chunks there are",
+                     .rules = "any chunks; plans with the times and the offload ratio it is given",
+                     .default_chunks = 2,
+                     .offload = "full",
+                     .generate = make_po_f});
   library.push_back({.name = "seq1f1b",
                      .summary = "1F1B on slices: activations of little more than one microbatch on "
                                 "all ranks together",

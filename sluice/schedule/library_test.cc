@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "sluice/common/errors.h"
+#include "sluice/schedule/offload.h"
 #include "sluice/schedule/registry.h"
 #include "sluice/schedule/replay_for_tests.h"
 
@@ -21,7 +22,8 @@ std::vector<std::string> names() {
 }
 
 bool takes_chunks(const ScheduleInfo& info, int chunks) {
-  const std::set<std::string> any{"interleaved", "breadth-first", "gis", "gis-h", "po", "slimpipe"};
+  const std::set<std::string> any{"interleaved", "breadth-first", "gis",  "gis-h",
+                                  "po",          "po-h",          "po-f", "slimpipe"};
   return any.contains(info.name) || chunks == info.default_chunks;
 }
 
@@ -92,6 +94,7 @@ TEST_P(Library, RunsEveryPassOnceInGradientOrder) {
     for (std::size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
       for (const Pass& pass : schedule.ranks[rank]) {
         ASSERT_EQ(static_cast<int>(rank), schedule.placement.rank_of(pass.stage));
+        if (pass.kind == PassKind::kOffload || pass.kind == PassKind::kReload) continue;
         letters[{pass.stage, pass.microbatch, pass.slice}] += letter(pass.kind);
         // Backwards for the input come microbatch ascending, slice descending, as well as those for
         // the weights.
@@ -109,7 +112,7 @@ TEST_P(Library, RunsEveryPassOnceInGradientOrder) {
     for (const auto& [unit, text] : letters) {
       ASSERT_TRUE(text == "FB" || text == "FIW") << text << " with " << print(request);
     }
-    ASSERT_TRUE(testing::replay(schedule).has_value()) << print(request);
+    ASSERT_TRUE(testing::replay(without_offload(schedule)).has_value()) << print(request);
   });
 }
 
@@ -181,10 +184,10 @@ INSTANTIATE_TEST_SUITE_P(Schedules, Groups, ::testing::Values("interleaved", "gi
                          [](const auto& param) { return std::string(param.param); });
 
 TEST(Registry, ListsTheScheduleNamesInOrder) {
-  EXPECT_EQ(names(),
-            (std::vector<std::string>{"gpipe", "1f1b", "interleaved", "breadth-first", "zb-1p",
-                                      "zb-2p", "zb-v", "1f1b-v", "v-half", "v-min", "dualpipe-v",
-                                      "gis", "gis-h", "po", "seq1f1b", "slimpipe", "slice-v"}));
+  EXPECT_EQ(names(), (std::vector<std::string>{"gpipe", "1f1b", "interleaved", "breadth-first",
+                                               "zb-1p", "zb-2p", "zb-v", "1f1b-v", "v-half",
+                                               "v-min", "dualpipe-v", "gis", "gis-h", "po", "po-h",
+                                               "po-f", "seq1f1b", "slimpipe", "slice-v"}));
 }
 
 TEST(Registry, ListsTheNamesWhenOneIsWrong) {

@@ -2,9 +2,12 @@
 // groups, so that chunks of low index live longest and do not peak together.
 #include <algorithm>
 #include <numeric>
+#include <string>
 #include <utility>
 
+#include "sluice/common/errors.h"
 #include "sluice/schedule/generators.h"
+#include "sluice/schedule/offload.h"
 #include "sluice/schedule/squeeze.h"
 
 namespace sluice {
@@ -32,7 +35,50 @@ int chunk_distance(const ScheduleRequest& request) {
   return std::max((p + 1) / 2, needed);
 }
 
+Schedule make_with_offload(std::string name, const ScheduleRequest& request,
+                           const std::string& amount) {
+  require_no_group(name, request);
+  Schedule schedule = make_po(request);
+  schedule.name = std::move(name);
+  // Finer ticks, so that half a percent of a pass is a whole number.
+  constexpr std::int64_t kFiner = 200;
+  PassTicks ticks;
+  OffloadCosts costs{.message = request.ticks.message * kFiner};
+  for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+    ticks.forward.push_back(kFiner * ticks_of(request.ticks, PassKind::kForward, stage));
+    ticks.backward_input.push_back(kFiner *
+                                   ticks_of(request.ticks, PassKind::kBackwardInput, stage));
+    ticks.backward_weight.push_back(kFiner *
+                                    ticks_of(request.ticks, PassKind::kBackwardWeight, stage));
+    costs.out.push_back(
+        (ticks.forward.back() + ticks.backward_input.back() + ticks.backward_weight.back()) / 200 *
+        request.offload_ratio_percent);
+  }
+  costs.in = costs.out;
+  ticks.message = costs.message;
+  const SqueezedTimes squeezed = squeeze(schedule, ticks);
+  SLUICE_CHECK(squeezed.is_complete, "{} has a deadlock", schedule.name);
+  PassTimetable times(schedule.ranks.size());
+  for (std::size_t rank = 0; rank < times.size(); ++rank) {
+    for (std::size_t i = 0; i < schedule.ranks[rank].size(); ++i) {
+      const Pass& pass = schedule.ranks[rank][i];
+      const std::int64_t begin = squeezed.start[rank][i];
+      times[rank].push_back({begin, begin + ticks_of(ticks, pass.kind, pass.stage)});
+    }
+  }
+  return plan_offload(schedule, times, costs, parse_offload("offload", amount, schedule.placement))
+      .schedule;
+}
+
 }  // namespace
+
+Schedule make_po_h(const ScheduleRequest& request) {
+  return make_with_offload("po-h", request, "half");
+}
+
+Schedule make_po_f(const ScheduleRequest& request) {
+  return make_with_offload("po-f", request, "full");
+}
 
 Schedule make_po(const ScheduleRequest& request) {
   require_no_group("po", request);

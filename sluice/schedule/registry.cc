@@ -44,7 +44,7 @@ Schedule cut_into_slices(Schedule schedule, int num_slices) {
     std::vector<Pass> cut;
     cut.reserve(passes.size() * static_cast<std::size_t>(num_slices));
     for (Pass pass : passes) {
-      const bool forward = pass.kind == PassKind::kForward;
+      const bool forward = pass.kind == PassKind::kForward || pass.kind == PassKind::kOffload;
       for (int i = 0; i < num_slices; ++i) {
         pass.slice = forward ? i : num_slices - 1 - i;
         cut.push_back(pass);

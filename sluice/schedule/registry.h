@@ -34,6 +34,9 @@ struct ScheduleRequest {
   /// saves. The Zero Bubble paper's models keep 37 to 43; 100 bounds the microbatches before W by
   /// 2p.
   int weight_residue_percent = 50;
+  /// What po-h and po-f plan their copies with: time to copy out and back what a forward saves, in
+  /// percent of the time of its F, I and W.
+  int offload_ratio_percent = 100;
 };
 
 /// One entry of the library.
@@ -45,7 +48,8 @@ struct ScheduleInfo {
   std::string memory_formula;  // peak activations in units of one microbatch through the model
   std::string rules;           // rules on sizes
   int default_chunks = 1;
-  bool slices_itself = false;  // false: make_schedule() cuts each pass into slices in place
+  std::string offload = "none";  // what moves unless asked otherwise: none, half, full
+  bool slices_itself = false;    // false: make_schedule() cuts each pass into slices in place
   std::function<Schedule(const ScheduleRequest&)> generate;
 };
 

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "sluice/common/errors.h"
+#include "sluice/schedule/offload.h"
 #include "sluice/schedule/replay_for_tests.h"
 
 namespace sluice {
@@ -45,8 +46,8 @@ TEST(Squeeze, AgreesWithTheSlowReplay) {
   for (const ScheduleInfo& info : schedule_library()) {
     for (int p = 1; p <= 6; ++p) {
       for (const int m : {1, p, 2 * p + 1}) {
-        const Schedule schedule = make_schedule(
-            info.name, {.ranks = p, .microbatches = m, .slices = info.slices_itself ? p : 1});
+        const Schedule schedule = without_offload(make_schedule(
+            info.name, {.ranks = p, .microbatches = m, .slices = info.slices_itself ? p : 1}));
         const auto ticks_of_one = [&] { return static_cast<std::int64_t>(random() % 9); };
         const testing::PassTimes same{
             .forward = ticks_of_one(), .input = ticks_of_one(), .weight = ticks_of_one()};

@@ -22,6 +22,9 @@ struct CostModel {
   std::int64_t message_ticks = 0;  // latency from the end of a pass to its use on the peer
   /// The same for the messages that each rank sends; empty: message_ticks for all.
   std::vector<std::int64_t> message_ticks_of_rank;
+  /// Copies out and in of a rank take turns, and one back goes before one out; else each has a link
+  /// of its own.
+  bool copies_one_direction = true;
   bool messages_occupy_link = false;  // also keep messages of one channel from overlapping
   /// Of a pass's ticks, attention to one half of an older slice: what an exchange moves. Indexed
   /// like `ticks`; an empty vector means that nothing can move.

@@ -14,6 +14,7 @@ struct StageMemory {
   std::int64_t optimizer = 0;           // whole stage
   std::int64_t saved = 0;               // activations kept from F until B or I
   std::int64_t saved_for_weight = 0;    // of which, or replaced by, kept from I until W
+  std::int64_t movable = 0;             // of `saved`: what offload copies out and back
   std::int64_t boundary_input = 0;      // received activations, until F has consumed them
   std::int64_t boundary_output = 0;     // produced activations, until they are sent
   std::int64_t workspace_forward = 0;   // transient peak inside F

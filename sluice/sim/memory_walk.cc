@@ -152,6 +152,15 @@ bool MemoryWalk::post(const Pass& pass) {
   return true;
 }
 
+void MemoryWalk::offload(const Pass& pass) {
+  live(MemoryClass::kActivations) -= stage_of(pass).movable;
+}
+
+void MemoryWalk::reload(const Pass& pass) {
+  live(MemoryClass::kActivations) += stage_of(pass).movable;
+  note_peaks();
+}
+
 void MemoryWalk::note_peaks() {
   note_class_peaks();
   note_total(bytes_);

@@ -25,6 +25,10 @@ class MemoryWalk {
   /// The pass's output is on its way, when it goes to another rank. Returns whether bytes changed.
   bool post(const Pass& pass);
 
+  /// The activations that D `pass` has copied out are free, or U `pass` begins to bring them back.
+  void offload(const Pass& pass);
+  void reload(const Pass& pass);
+
   const BytesByClass& bytes() const { return bytes_; }
   const MemoryPeaks& peaks() const { return peaks_; }
 

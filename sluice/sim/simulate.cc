@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "sluice/common/errors.h"
+#include "sluice/sim/copy_lanes.h"
 #include "sluice/sim/exchange_cost.h"
 #include "sluice/sim/memory_walk.h"
 
@@ -11,6 +12,7 @@ namespace sluice {
 namespace {
 
 constexpr std::int64_t kUnknown = -1;
+constexpr std::int64_t kUnsettled = -2;  // a copy out that has been posted and not timed yet
 
 // One rank's place in its list and what has been counted on the way.
 struct RankState {
@@ -24,7 +26,14 @@ struct RankState {
   std::int64_t peak_saved = 0;
   std::int64_t saved_until_input = 0;
   std::int64_t peak_until_input = 0;
+  std::int64_t away = 0;
+  std::int64_t peak_away = 0;
 };
+
+bool is_copy(const Action& action) {
+  return action.kind == ActionKind::kPass &&
+         (action.pass.kind == PassKind::kOffload || action.pass.kind == PassKind::kReload);
+}
 
 // Walks each rank's list as far as its inputs are known, again when a message that it waits for has
 // been sent. Every action has one end time however the ranks take turns: a longest path.
@@ -39,6 +48,7 @@ class LongestPath {
       times_.emplace_back(program, cost, rank);
     }
     ends_.assign(num_actions, kUnknown);
+    copies_.assign(program.ranks.size(), CopyLanes(cost.copies_one_direction));
     if (cost.messages_occupy_link) {
       link_free_.assign(2 * program.ranks.size() * program.ranks.size(), 0);
     }
@@ -86,6 +96,10 @@ class LongestPath {
       for (const std::int32_t d : list.dependencies_of(state.cursor)) {
         const auto dependency = static_cast<std::size_t>(d);
         std::int64_t end = ends[dependency];
+        if (end == kUnsettled) {
+          copies_[rank].settle(dependency, [&](std::size_t k, std::int64_t at) { ends[k] = at; });
+          end = ends[dependency];
+        }
         if (end == kUnknown) {
           const std::size_t send = send_of(list.actions[dependency]);
           SLUICE_CHECK(send < ends_.size(), "{} has no sender",
@@ -105,10 +119,48 @@ class LongestPath {
           peer.waits_for = std::numeric_limits<std::size_t>::max();
           ready_.push_back(static_cast<std::size_t>(action.peer));
         }
+      } else if (is_copy(action)) {
+        copy(rank, action, begin, ends);
       } else {
+        count_copies(state, list, state.cursor);
         ends[state.cursor] = compute(rank, action, std::max(begin, state.compute_free));
       }
     }
+  }
+
+  void copy(std::size_t rank, const Action& action, std::int64_t begin, std::int64_t* ends) {
+    RankState& state = states_[rank];
+    const std::int64_t duration = cost_.duration(action.pass);
+    if (action.pass.kind == PassKind::kOffload) {
+      copies_[rank].post_out(state.cursor, begin, duration);
+      ends[state.cursor] = kUnsettled;
+      state.peak_away = std::max(state.peak_away, ++state.away);
+    } else {
+      count_copies(state, program_.ranks[rank], state.cursor);
+      ends[state.cursor] = copies_[rank].copy_in(
+          begin, duration, [&](std::size_t k, std::int64_t at) { ends[k] = at; });
+      state.peak_saved = std::max(state.peak_saved, ++state.saved);
+      state.peak_until_input = std::max(state.peak_until_input, ++state.saved_until_input);
+    }
+  }
+
+  // Memory that copies out have freed before an action starts, and what came back for it.
+  void count_copies(RankState& state, const RankProgram& list, std::size_t at) {
+    for (const std::int32_t d : list.dependencies_of(at)) {
+      const Action& needed = list.actions[static_cast<std::size_t>(d)];
+      if (!is_copy(needed)) continue;
+      if (needed.pass.kind == PassKind::kReload) {
+        --state.away;
+      } else if (released_.empty() || !released_[base_of(list) + static_cast<std::size_t>(d)]) {
+        if (released_.empty()) released_.assign(ends_.size(), false);
+        released_[base_of(list) + static_cast<std::size_t>(d)] = true;
+        --state.saved;
+        --state.saved_until_input;
+      }
+    }
+  }
+  std::size_t base_of(const RankProgram& list) const {
+    return base_[static_cast<std::size_t>(&list - program_.ranks.data())];
   }
 
   // Many ranks take turns, and each has its own place in memory: fetch what its next turn reads.
@@ -168,6 +220,8 @@ class LongestPath {
   std::vector<std::int64_t> ends_;
   std::vector<std::int64_t> link_free_;  // per (source, destination, direction)
   std::vector<std::size_t> ready_;
+  std::vector<CopyLanes> copies_;  // per rank
+  std::vector<bool> released_;     // per action: a D whose memory has been counted free
 };
 
 // No path is longer than all passes and messages one after the other.
@@ -250,6 +304,30 @@ Timeline draw_timeline(const Program& program, const CostModel& cost, const Long
   return timeline;
 }
 
+// Takes off what the copies out that action `k` waits for have freed. Returns whether there was
+// any.
+bool free_copied(const RankProgram& list, std::size_t k, std::vector<bool>& released,
+                 MemoryWalk& walk) {
+  bool any = false;
+  for (const std::int32_t d : list.dependencies_of(k)) {
+    const auto at = static_cast<std::size_t>(d);
+    const Action& needed = list.actions[at];
+    if (!is_copy(needed) || needed.pass.kind != PassKind::kOffload || released[at]) continue;
+    released[at] = true;
+    walk.offload(needed.pass);
+    any = true;
+  }
+  return any;
+}
+
+bool waits_for_copy_back(const RankProgram& list, std::size_t k) {
+  const auto dependencies = list.dependencies_of(k);
+  return std::any_of(dependencies.begin(), dependencies.end(), [&](std::int32_t d) {
+    const Action& needed = list.actions[static_cast<std::size_t>(d)];
+    return is_copy(needed) && needed.pass.kind == PassKind::kReload;
+  });
+}
+
 void follow_memory(const Program& program, const CostModel& cost, const LongestPath& path,
                    const SimulateOptions& options, Simulation& result) {
   if (options.record_memory) result.curve.ranks.resize(program.ranks.size());
@@ -261,17 +339,40 @@ void follow_memory(const Program& program, const CostModel& cost, const LongestP
     sample(0);
     const std::vector<Action>& actions = program.ranks[rank].actions;
     PassTimes times(program, cost, rank);
+    std::vector<bool> released(actions.size(), false);
+    std::int64_t now = 0;  // end of the last compute pass: a U counts from there on
+    std::int64_t bytes_away = 0;
+    std::int64_t peak_away = 0;
+    const auto movable = [&](const Pass& pass) {
+      return options.memory->stages[static_cast<std::size_t>(pass.stage)].movable;
+    };
     for (std::size_t k = 0; k < actions.size(); ++k) {
       if (actions[k].kind != ActionKind::kPass) continue;
       const Pass& pass = actions[k].pass;
+      if (pass.kind == PassKind::kOffload) {  // frees where somebody waits for it
+        bytes_away += movable(pass);
+        peak_away = std::max(peak_away, bytes_away);
+        continue;
+      }
+      const bool frees = free_copied(program.ranks[rank], k, released, walk);
+      if (pass.kind == PassKind::kReload) {
+        walk.reload(pass);
+        sample(now);
+        continue;
+      }
       const std::int64_t end = path.end_of(rank, k);
+      now = end;
+      const std::int64_t begin = end - times.next(pass).length;
+      if (frees) sample(begin);
+      if (waits_for_copy_back(program.ranks[rank], k)) bytes_away -= movable(pass);
       walk.begin(pass);
-      sample(end - times.next(pass).length);
+      sample(begin);
       walk.end(pass);
       sample(end);
       if (walk.post(pass)) sample(end);
     }
     result.memory.push_back(walk.peaks());
+    result.peak_bytes_away.push_back(peak_away);
   }
 }
 
@@ -293,6 +394,7 @@ Simulation simulate(const Program& program, const CostModel& cost, const Simulat
                                                             : state.last_end - state.first_begin);
     result.peak_saved.push_back(program.forward_only ? 0 : state.peak_saved);
     result.peak_until_input.push_back(program.forward_only ? 0 : state.peak_until_input);
+    result.peak_away.push_back(state.peak_away);
   }
   result.bubble = report_bubble(states);
   if (options.record_timeline) result.timeline = draw_timeline(program, cost, path);

@@ -22,9 +22,14 @@ struct Simulation {
   std::vector<std::int64_t> busy;        // per rank, compute lane
   std::vector<std::int64_t> own_span;    // per rank, first begin to last end on compute
   std::vector<std::int64_t> peak_saved;  // per rank, (microbatch, slice) passes saved at once:
-                                         // +1 at F, -1 at the end of B or W
+                                         // +1 at F, -1 at the end of B or W; with offload -1
+                                         // where the first pass waits for a D, +1 at U
   std::vector<std::int64_t> peak_until_input;  // the same with -1 at the end of B or I
+  std::vector<std::int64_t> peak_away;         // per rank, passes whose activations are away at
+                                               // once: from F until B or I, which is what host
+                                               // or disk must hold
   std::vector<MemoryPeaks> memory;             // per rank, empty without a memory model
+  std::vector<std::int64_t> peak_bytes_away;   // per rank, the bytes of peak_away; empty as above
   Timeline timeline;                           // empty unless recorded
   MemoryCurve curve;                           // empty unless recorded
 };

@@ -14,9 +14,9 @@ struct ActivationSample {
   std::int64_t count = 0;
 };
 
-/// Curves by rank: +1 where a forward begins, -1 where a full backward or a backward for the
-/// weights ends; samples in time order, one for every change. A rank without any backward saves
-/// nothing (validation), so its curve is empty.
+/// Curves by rank: +1 where a forward or a copy back begins, -1 where a full backward, a backward
+/// for the weights or a copy out ends; samples in time order, one for every change. A rank without
+/// any backward saves nothing (validation), so its curve is empty.
 std::vector<std::vector<ActivationSample>> saved_activations(const Timeline& timeline);
 
 }  // namespace sluice

@@ -27,6 +27,9 @@ constexpr double kMinPlotWidth = 560.0;
 constexpr double kMaxPlotWidth = 1500.0;
 constexpr std::size_t kMaxToolTips = 5000;
 constexpr std::string_view kOptimizerColour = "#6b7280";
+constexpr std::string_view kCopyOutColour = "#7c3aed";
+constexpr std::string_view kCopyInColour = "#db2777";
+constexpr double kCopyHeight = 4.0;
 
 std::string_view base_colour(PassKind kind) {
   static constexpr std::array<std::string_view, kNumPassKinds> kColours = {
@@ -166,6 +169,10 @@ class Picture {
       entries.push_back(std::move(entry));
     }
     if (has_optimizer()) entries.push_back({{std::string(kOptimizerColour)}, "optimizer"});
+    if (has_copies()) {
+      entries.push_back({{std::string(kCopyOutColour)}, "D  copy out"});
+      entries.push_back({{std::string(kCopyInColour)}, "U  copy back"});
+    }
     if (rows_.num_chunks > 1) entries.push_back({{}, "(lighter: later chunk of the rank)"});
     return svg::draw_legend(body_, entries, kMargin, top, full_width() - 2 * kMargin);
   }
@@ -189,6 +196,7 @@ class Picture {
                      "fill=\"#eef0f3\"/>\n",
                      frame_.left, y, frame_.width, kRowHeight);
       for (const Cell& cell : rows_.ranks[rank]) draw_cell(cell, y);
+      for (const Span& span : timeline_.ranks[rank]) draw_copy(span, y);
       fmt::format_to(out(), "</g>\n");
     }
     return kRowStep * static_cast<double>(rows_.ranks.size());
@@ -211,6 +219,35 @@ class Picture {
     }
     draw_label(cell, x + (width - gap) / 2.0, y + kRowHeight / 2.0 + 4.0, width - gap);
     fmt::format_to(out(), "\n");
+  }
+
+  // Offload copies run beside the passes: a thin bar at the foot of the row.
+  void draw_copy(const Span& span, double y) {
+    const std::string_view colour = copy_colour(span);
+    if (colour.empty() || span.end <= span.begin) return;
+    const double x = frame_.x(std::max(span.begin, frame_.begin));
+    const double width = frame_.x(std::min(span.end, frame_.end)) - x;
+    if (width <= 0.0) return;
+    fmt::format_to(out(),
+                   "<rect fill=\"{}\" x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" "
+                   "height=\"{}\"/>\n",
+                   colour, x, y + kRowHeight - kCopyHeight, std::max(width - 0.5, 0.2),
+                   kCopyHeight);
+  }
+
+  static std::string_view copy_colour(const Span& span) {
+    if (span.lane == Lane::kCopyOut) return kCopyOutColour;
+    if (span.lane == Lane::kCopyIn) return kCopyInColour;
+    return {};
+  }
+
+  bool has_copies() const {
+    for (const auto& spans : timeline_.ranks) {
+      for (const Span& span : spans) {
+        if (!copy_colour(span).empty()) return true;
+      }
+    }
+    return false;
   }
 
   std::string tool_tip(const Cell& cell) const {

@@ -59,7 +59,6 @@ void refuse_unbuilt(const RunConfig& config) {
   refuse(pipeline.slices > 1, "pipeline.slices", pipeline.slices, "1");
   refuse(pipeline.exchange != "none", "pipeline.exchange", pipeline.exchange, "\"none\"");
   refuse(pipeline.vocab != "last", "pipeline.vocab", pipeline.vocab, "\"last\"");
-  refuse(pipeline.offload != "none", "pipeline.offload", pipeline.offload, "\"none\"");
   refuse(config.run.transport != "threads", "run.transport", config.run.transport, "\"threads\"");
 }
 

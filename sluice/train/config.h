@@ -38,9 +38,11 @@ struct PipelineConfig {
   int microbatch_size = 4;        // sequences in one microbatch
   std::string exchange = "none";  // none, pairwise, balanced
   std::string vocab = "last";     // last, parallel-1, parallel-2
-  std::string offload = "none";   // none, half, full or a count
+  std::string offload = "none";   // none (then what the schedule does itself), half, full, auto or
+                                  // a count of chunks
   std::string offload_tier = "host";
-  std::string offload_dir;
+  std::string offload_dir;         // empty: the current folder
+  double offload_slowdown = 0.01;  // how much longer a step may take for it
 
   friend bool operator==(const PipelineConfig&, const PipelineConfig&) = default;
 };
@@ -74,6 +76,7 @@ struct RunSection {
   std::int64_t trace_step = 0;        // step written to trace.json, counted from 1; 0: none
   std::int64_t keep_checkpoints = 3;  // newest kept; 0: all
   double timeout_seconds = 300.0;     // longest wait for a peer
+  bool check_offload = false;         // compare checksums of activations that come back
   bool tensorboard = false;
 
   friend bool operator==(const RunSection&, const RunSection&) = default;

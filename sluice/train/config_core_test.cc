@@ -134,9 +134,8 @@ TEST(RunConfig, RefusesWrongTypesAndValuesWithTheRule) {
 }
 
 TEST(RunConfig, RefusesWhatIsNotBuiltYet) {
-  const char* const cases[] = {"pipeline.slices=2",         "pipeline.exchange=balanced",
-                               "pipeline.vocab=parallel-1", "pipeline.offload=half",
-                               "pipeline.offload=3",        "run.transport=mpi"};
+  const char* const cases[] = {"pipeline.slices=2", "pipeline.exchange=balanced",
+                               "pipeline.vocab=parallel-1", "run.transport=mpi"};
   for (const char* option : cases) EXPECT_CONTAINS(refusal("", {option}), "is not built yet");
 }
 

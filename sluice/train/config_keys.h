@@ -116,10 +116,13 @@ void visit_keys(Config& config, Visitor& visitor) {
               "attention exchange between stages");
   visitor.key("vocab", pipeline.vocab, ChoiceRule{{"last", "parallel-1", "parallel-2"}},
               "where the output layer is");
-  visitor.key("offload", pipeline.offload, ChoiceOrCountRule{{"none", "half", "full"}},
-              "activations moved out of device memory: none, half, full or a count");
+  visitor.key(
+      "offload", pipeline.offload, ChoiceOrCountRule{{"none", "half", "full", "auto"}},
+      "activations moved out of device memory: none, half, full, auto or a count of chunks");
   visitor.key("offload_tier", pipeline.offload_tier, ChoiceRule{{"host", "disk"}}, "where to");
   visitor.key("offload_dir", pipeline.offload_dir, TextRule{}, "folder of the disk tier");
+  visitor.key("offload_slowdown", pipeline.offload_slowdown, RealRule{},
+              "share by which a step may get longer for offload");
 
   auto& train = config.train;
   visitor.section("train", "the optimizer, and how often what happens");

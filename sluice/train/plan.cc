@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "sluice/common/errors.h"
 #include "sluice/model/accounting.h"
 #include "sluice/program/lower.h"
 #include "sluice/program/verify.h"
 #include "sluice/schedule/registry.h"
+#include "sluice/sim/offload_schedule.h"
 #include "sluice/trace/grid.h"
 
 namespace sluice {
@@ -79,6 +81,76 @@ std::int64_t optimizer_bytes(std::int64_t num_elements, DType dtype) {
   return num_elements * state_size * (dtype == DType::kBFloat16 ? 3 : 2);
 }
 
+std::int64_t count_moved(const OffloadPlan& plan) {
+  std::int64_t num_moved = 0;
+  for (const RankOffload& rank : plan.ranks) num_moved += rank.num_moved;
+  return num_moved;
+}
+
+// Whether copies that take no time would lower a peak.
+bool would_help(const RunPlan& plan, const OffloadAmount& amount,
+                const std::vector<std::int64_t>& bytes) {
+  CostModel free = plan.cost;
+  for (const PassKind kind : {PassKind::kOffload, PassKind::kReload}) {
+    std::fill(free.ticks[row(kind)].begin(), free.ticks[row(kind)].end(), 0);
+  }
+  return count_moved(offload_schedule(plan.schedule, free, amount, 0.0, bytes)) > 0;
+}
+
+// Puts the copies of pipeline.offload into the schedule, or those the schedule has by itself.
+void plan_copies(const RunConfig& config, const CopyRates& rates, RunPlan& plan) {
+  const PipelineConfig& pipeline = config.pipeline;
+  const std::string text = offload_amount(pipeline);
+  const OffloadAmount amount = parse_offload("pipeline.offload", text, plan.schedule.placement);
+  plan.schedule = without_offload(std::move(plan.schedule));
+  if (amount.num_chunks == 0) return;
+  const std::vector<std::int64_t> bytes = movable_bytes(plan.memory);
+  const auto ticks = [&](std::int64_t num_bytes, double rate) {
+    return rate <= 0.0 ? std::int64_t{1}
+                       : std::max<std::int64_t>(
+                             1, std::llround(static_cast<double>(num_bytes) / rate / kNanosecond));
+  };
+  double copying = 0.0;
+  double working = 0.0;
+  for (std::size_t stage = 0; stage < bytes.size(); ++stage) {
+    const std::int64_t out = ticks(bytes[stage], rates.out);
+    const std::int64_t in = ticks(bytes[stage], rates.in);
+    const Pass pass{.stage = static_cast<std::int32_t>(stage)};
+    copying += static_cast<double>(out + in);
+    for (PassKind kind : {PassKind::kForward, PassKind::kBackward}) {
+      working += static_cast<double>(plan.cost.duration({kind, pass.stage, 0, 0}));
+    }
+    for (int slice = 0; slice < pipeline.slices; ++slice) {
+      plan.cost.ticks[row(PassKind::kOffload)].push_back(out);
+      plan.cost.ticks[row(PassKind::kReload)].push_back(in);
+    }
+  }
+  OffloadPlan copies =
+      offload_schedule(plan.schedule, plan.cost, amount, pipeline.offload_slowdown, bytes);
+  plan.schedule = std::move(copies.schedule);
+  RankOffload worst;
+  for (const RankOffload& rank : copies.ranks) {
+    if (rank.peak_before > worst.peak_before) worst = rank;
+  }
+  const std::int64_t num_moved = count_moved(copies);
+  const double k = copying / working;
+  if (num_moved == 0 && pipeline.offload != "none" && text != "auto" &&
+      would_help(plan, amount, bytes)) {
+    throw InvalidArgument(fmt::format(
+        "pipeline.offload = {}: at {:.2f} GB/s out and {:.2f} GB/s in a copy there and back takes "
+        "{:.2f} times what its passes take, and nothing can leave without delay; set "
+        "pipeline.offload = \"auto\", another pipeline.offload_tier, or more microbatches",
+        text, rates.out / 1e9, rates.in / 1e9, k));
+  }
+  plan.offload = fmt::format(
+      "offload: k = {:.2f} ({} at {:.2f} GB/s out, {:.2f} GB/s in): {} of {} activations leave, "
+      "peak of the fullest rank {:.1f} MiB instead of {:.1f}",
+      k, pipeline.offload_tier, rates.out / 1e9, rates.in / 1e9, num_moved,
+      std::int64_t{plan.schedule.num_stages()} * pipeline.microbatches * pipeline.slices,
+      static_cast<double>(worst.peak) / (1 << 20),
+      static_cast<double>(worst.peak_before) / (1 << 20));
+}
+
 }  // namespace
 
 MemoryModel memory_model(const ModelConfig& model, const Layout& layout, const Placement& placement,
@@ -92,6 +164,7 @@ MemoryModel memory_model(const ModelConfig& model, const Layout& layout, const P
     stage.optimizer = optimizer_bytes(bytes.weights / weight_size(model.dtype), model.dtype);
     stage.saved = bytes.saved;
     stage.saved_for_weight = bytes.saved_for_weight;
+    stage.movable = bytes.saved;
     stage.boundary_input = layers.has_embedding ? 0 : bytes.boundary;
     stage.boundary_output = layers.has_head ? 0 : bytes.boundary;
     stage.workspace_forward = bytes.workspace_forward;
@@ -116,7 +189,13 @@ MemoryModel memory_model(const ModelConfig& model, const Layout& layout, const P
   return memory;
 }
 
-RunPlan make_plan(const RunConfig& config, double flops_per_second) {
+std::vector<std::int64_t> movable_bytes(const MemoryModel& memory) {
+  std::vector<std::int64_t> bytes;
+  for (const StageMemory& stage : memory.stages) bytes.push_back(stage.movable);
+  return bytes;
+}
+
+RunPlan make_plan(const RunConfig& config, double flops_per_second, const CopyRates& rates) {
   const PipelineConfig& pipeline = config.pipeline;
   RunPlan plan;
   // The placement follows from the schedule's shape alone, the layers from the placement, and the
@@ -128,11 +207,12 @@ RunPlan make_plan(const RunConfig& config, double flops_per_second) {
   plan.cost = costs_from_flops(config, plan.layout, flops_per_second);
   request.ticks = to_pass_ticks(plan.cost);
   plan.schedule = make_schedule(pipeline.schedule, request);
-  plan.program = lower_and_verify(plan.schedule);
-  plan.evaluation = lower_and_verify(forward_only(plan.schedule));
   plan.memory =
       memory_model(config.model, plan.layout, plan.schedule.placement, pipeline.microbatch_size,
                    config.data.sequence_length / pipeline.slices, pipeline.slices);
+  plan_copies(config, rates, plan);
+  plan.program = lower_and_verify(plan.schedule);
+  plan.evaluation = lower_and_verify(forward_only(plan.schedule));
   plan.prediction =
       simulate(plan.program, plan.cost,
                {.record_timeline = true, .memory = &plan.memory, .record_memory = true});
@@ -190,6 +270,7 @@ std::string describe(const RunPlan& plan, const RunConfig& config) {
     text +=
         fmt::format(", predicted peak {:.1f} MiB\n", static_cast<double>(peaks.total) / (1 << 20));
   }
+  if (!plan.offload.empty()) text += plan.offload + "\n";
   const double seconds = static_cast<double>(plan.prediction.bubble.makespan) * kNanosecond;
   text += fmt::format(
       "predicted: {:.3f} s per step, {:.0f} tokens/s, bubble {:.1f} %, {} messages\n", seconds,

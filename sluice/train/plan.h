@@ -9,6 +9,7 @@
 #include "sluice/schedule/schedule.h"
 #include "sluice/sim/simulate.h"
 #include "sluice/train/config.h"
+#include "sluice/train/offload_setup.h"
 
 namespace sluice {
 
@@ -21,13 +22,17 @@ struct RunPlan {
   CostModel cost;  // what the prediction was made with
   MemoryModel memory;
   Simulation prediction;  // timeline, memory peaks
+  std::string offload;    // k and what was decided, in one line; empty: nothing was asked for
 };
 
+/// Bytes that one D of each stage moves.
+std::vector<std::int64_t> movable_bytes(const MemoryModel& memory);
+
 /// Plans the run: layers over stages, the schedule (planned with the stages' own costs), the
-/// Program, the simulation. Costs are the passes' FLOPs at `flops_per_second` of one rank.
-/// Throws: InvalidArgument for settings that do not fit each other, InternalError when a generated
-/// schedule fails its proof.
-RunPlan make_plan(const RunConfig& config, double flops_per_second);
+/// Program, the simulation. Costs are the passes' FLOPs at `flops_per_second` of one rank; copies
+/// go at `rates`. Throws: InvalidArgument for settings that do not fit each other, or a link too
+/// slow for any of the offload asked for; InternalError when a generated schedule fails its proof.
+RunPlan make_plan(const RunConfig& config, double flops_per_second, const CopyRates& rates = {});
 
 /// Costs of every (kind, stage) as measured: the median duration of its passes in `timeline` (in ns
 /// ticks). Kinds that did not run keep 0. REQUIRES: the timeline is of a run of `program`.

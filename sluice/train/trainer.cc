@@ -77,7 +77,8 @@ Trainer::Trainer(const RunConfig& config, bool resume)
                                ? kAssumedEfficiency * peak_flops_per_second_ /
                                      static_cast<double>(config_.pipeline.ranks)
                                : 1e14;
-  plan_ = make_plan(config_, rank_rate);
+  plan_ = make_plan(config_, rank_rate, measure_copy_rates(config_.pipeline));
+  far_stores_ = make_far_stores(config_.pipeline, plan_.program, movable_bytes(plan_.memory));
   open_data();
   for (int rank = 0; rank < config_.pipeline.ranks; ++rank) {
     ranks_.push_back(std::make_unique<RankModel>(config_.model, plan_.layout,
@@ -95,6 +96,7 @@ TrainResult Trainer::run(const TrainEvents& events) {
   shared.spans.resize(ranks_.size());
   shared.samples.resize(ranks_.size());
   shared.result.memory.resize(ranks_.size());
+  shared.result.copies.resize(ranks_.size());
   shared.result.last_step = first_step_;
   const auto transports = make_transports(config_);
   run_ranks(transports, [&](Transport& transport) { rank_loop(transport, events, shared); });
@@ -112,7 +114,8 @@ void Trainer::rank_loop(Transport& transport, const TrainEvents& events, Shared&
   const int rank = transport.rank();
   const auto self = static_cast<std::size_t>(rank);
   RankModel& model = *ranks_[self];
-  Engine engine(plan_.program, model.stages(), transport, model.ledger());
+  Engine engine(plan_.program, model.stages(), transport, model.ledger(),
+                {.store = far_stores_[self].get(), .check = config_.run.check_offload});
   Engine evaluator(plan_.evaluation, model.stages(), transport, model.ledger());
   model.spread_tied(transport);
 
@@ -158,6 +161,7 @@ void Trainer::rank_loop(Transport& transport, const TrainEvents& events, Shared&
       save(step, transport, events);
     }
   }
+  shared.result.copies[self] = engine.copies();
   if (rank == 0) {
     shared.result.last_step = step;
     shared.result.stopped = stopped;

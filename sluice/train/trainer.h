@@ -42,8 +42,9 @@ struct TrainResult {
   bool stopped = false;                   // by TrainEvents::stop
   Timeline measured;                      // of the traced step, else of the fastest one
   std::int64_t measured_step = 0;
-  std::vector<MemoryPeaks> memory;  // per rank, over all training steps
-  MemoryCurve memory_curve;         // of the traced step; empty without run.trace_step
+  std::vector<MemoryPeaks> memory;   // per rank, over all training steps
+  std::vector<CopyCounters> copies;  // per rank, of all training steps
+  MemoryCurve memory_curve;          // of the traced step; empty without run.trace_step
 };
 
 /// A run: plan, data, one RankModel per rank. Built once, run once.
@@ -106,8 +107,9 @@ class Trainer {
   std::string data_summary_;
   std::vector<std::string> notes_;
   std::vector<std::unique_ptr<RankModel>> ranks_;
-  std::int64_t first_step_ = 0;    // steps done before this run
-  std::int64_t first_sample_ = 0;  // first sequence this run trains on
+  std::vector<std::unique_ptr<FarStore>> far_stores_;  // per rank; null: nothing is copied out
+  std::int64_t first_step_ = 0;                        // steps done before this run
+  std::int64_t first_sample_ = 0;                      // first sequence this run trains on
 };
 
 }  // namespace sluice

@@ -1,0 +1,27 @@
+// offload_schedule.h - offload planned with simulated times. Read next: schedule/offload.h.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sluice/schedule/offload.h"
+#include "sluice/sim/cost_model.h"
+
+namespace sluice {
+
+/// Gives D and U of every stage their times from a ratio: a copy out and one back together take
+/// `ratio` times the F and backward of the stage. Slices of a stage take equal times.
+/// Throws: InvalidArgument for a ratio that is negative, not finite or above 1e6.
+void set_offload_ratio(CostModel& cost, double ratio);
+
+/// Puts D and U into `schedule` so that they are free at these times: simulates it without, plans,
+/// simulates it again. What was in it before is replaced. `stage_bytes` is what one D of each stage
+/// moves; empty: all alike. `slowdown` is the share by which the step may get longer: the link is
+/// planned to carry that much more. Should the step get longer than that, as unequal passes can
+/// make it, plans with longer copies until it does not. REQUIRES: validate(schedule) is empty; the
+/// cost model has the times of D and U.
+OffloadPlan offload_schedule(const Schedule& schedule, const CostModel& cost,
+                             const OffloadAmount& amount, double slowdown,
+                             const std::vector<std::int64_t>& stage_bytes = {});
+
+}  // namespace sluice
