@@ -183,7 +183,9 @@ TEST(Offload, GivesValidSchedulesWithThePeaksItStates) {
     for (const int ranks : {1, 2, 3, 4}) {
       for (const int microbatches : {1, 3, 9}) {
         const Schedule bare = without_offload(
-            make_schedule(info.name, {.ranks = ranks, .microbatches = microbatches}));
+            make_schedule(info.name, {.ranks = ranks,
+                                      .microbatches = microbatches,
+                                      .slices = info.slices_itself ? 2 * ranks : 1}));
         for (const bool one_direction : {true, false}) {
           const OffloadPlan result = plan(bare, 0.7, 1 << 20, one_direction);
           ASSERT_TRUE(validate(result.schedule).empty()) << info.name << ' ' << ranks;
