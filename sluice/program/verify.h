@@ -15,8 +15,8 @@ namespace sluice {
 ///     both ends of a channel have the same order; every pass waits for what it receives, every
 ///     send for the pass that makes what it sends, and no message for another message;
 ///  3. every saved activation is used exactly once and freed: F, then B, or I and W;
-///     What a D copies out comes back in one U: D after F, U after its D, B or I after U; until then
-///     nobody uses it;
+///     What a D copies out comes back in one U: D after F, U after its D, B or I after U; until
+///     then nobody uses it;
 ///  4. every gradient is complete before the optimizer: all B or W of the rank come before it;
 ///  5. slices: K/V of a slice exists before a later slice looks at it, its gradient is complete
 ///  (all
