@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -15,7 +16,9 @@
 #include "sluice/program/program_editor_for_tests.h"
 #include "sluice/program/verify.h"
 #include "sluice/schedule/registry.h"
+#include "sluice/sim/cost_file.h"
 #include "sluice/sim/simulate.h"
+#include "sluice/sim/vocab_plan.h"
 
 namespace sluice {
 namespace {
@@ -439,6 +442,64 @@ TEST(MeasuredIterations, OfOneForwardOneBackwardArePredictedFromTheirPassTimes) 
     note(row, fmt::format("{:.1f} ms, {:.4f} of measured", predicted, ratio));
     EXPECT_GT(ratio, 0.985);
     EXPECT_LE(ratio, 1.0);  // the optimizer is not in the times
+  }
+}
+
+// Milliseconds of an iteration from the pass times of a row.
+double predict_vocab_row(const json& row) {
+  const auto method = row["method"].get<std::string>();
+  CostFile costs;
+  costs.times.forward = row["forward_us"].get<std::vector<double>>();
+  costs.times.backward = row["backward_us"].get<std::vector<double>>();
+  costs.times.message = row["p2p_us"][0];
+  costs.vocab_pass = row["vocab_pass_us"].get<std::vector<double>>();
+  costs.embed_forward = row["embed_forward_us"].get<std::vector<double>>();
+  costs.embed_backward = row["embed_backward_us"].get<std::vector<double>>();
+  ScheduleRequest request =
+      sizes(static_cast<int>(costs.times.forward.size()), row["microbatches"]);
+  const Placement placement = make_schedule("1f1b", request).placement;
+  CostModel cost = cost_from_rank_times(costs.times, placement, 1);
+  const auto makespan_of = [&](const Schedule& schedule) {
+    const Program program = lower(schedule);
+    EXPECT_TRUE(verify(program).empty());
+    return static_cast<double>(simulate(program, cost).bubble.makespan) * cost.unit_per_tick /
+           1000.0;
+  };
+  if (!method.starts_with("vocab")) return makespan_of(make_schedule("1f1b", request));
+  const VocabForm form = method == "vocab_1" ? VocabForm::kParallel1 : VocabForm::kParallel2;
+  add_vocab_costs(costs, form, cost);
+  const auto make = [&](int num_microbatches) {
+    request.microbatches = num_microbatches;
+    return make_schedule("1f1b", request);
+  };
+  return makespan_of(plan_vocabulary(make, row["microbatches"], form, cost));
+}
+
+// Every key of `times`, the fastest first.
+std::vector<std::string> fastest_first(const std::map<std::string, double>& times) {
+  std::vector<std::string> names;
+  for (const auto& [name, time] : times) names.push_back(name);
+  std::sort(names.begin(), names.end(),
+            [&](const auto& a, const auto& b) { return times.at(a) < times.at(b); });
+  return names;
+}
+
+TEST(MeasuredIterations, OfAShardedVocabularyArePredictedFromTheirPassTimes) {
+  std::map<int, std::map<std::string, double>> measured, predicted;
+  for (const json& row : load("vocab_parallel_a100.json")) {
+    SCOPED_TRACE(label(row));
+    const double time = predict_vocab_row(row);
+    const double ratio = time / row["iteration_ms"].get<double>();
+    note(row, fmt::format("{:.1f} ms, {:.4f} of measured", time, ratio));
+    measured[row["vocab"]][row["method"]] = row["iteration_ms"];
+    predicted[row["vocab"]][row["method"]] = time;
+    if (!row["method"].get<std::string>().starts_with("vocab")) continue;
+    // The table has no barriers: prediction must not take longer.
+    EXPECT_GT(ratio, 0.975);
+    EXPECT_LE(ratio, 1.0);
+  }
+  for (const auto& [vocab, times] : measured) {
+    EXPECT_EQ(fastest_first(predicted[vocab]), fastest_first(times)) << "vocabulary " << vocab;
   }
 }
 

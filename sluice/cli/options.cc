@@ -16,6 +16,7 @@
 #include "sluice/schedule/registry.h"
 #include "sluice/sim/cost_file.h"
 #include "sluice/sim/offload_schedule.h"
+#include "sluice/sim/vocab_plan.h"
 
 namespace sluice::cli {
 namespace {
@@ -42,7 +43,20 @@ void check_built(const ScheduleOptions& options) {
                    fmt::format("choose one of {}", fmt::join(names, ", ")));
   }
   find_schedule(options.name);
-  if (options.vocab != "last") refuse_unbuilt("--vocab " + options.vocab, "use --vocab last");
+  const std::string& offload =
+      options.offload.empty() ? find_schedule(options.name).offload : options.offload;
+  for (const auto& [option, value] :
+       {std::pair{"--exchange", options.exchange}, {"--offload", offload}}) {
+    if (options.vocab == "last" || value == "none") continue;
+    refuse_unbuilt(fmt::format("--vocab {} with {} {}", options.vocab, option, value),
+                   fmt::format("use {} none", option));
+  }
+}
+
+VocabForm vocab_form(const std::string& text) {
+  return text == "parallel-1"   ? VocabForm::kParallel1
+         : text == "parallel-2" ? VocabForm::kParallel2
+                                : VocabForm::kLast;
 }
 
 RankTimes parse_times(const std::string& text) {
@@ -241,8 +255,10 @@ void add_schedule_options(CLI::App& app, ScheduleOptions& options, bool sizes_re
       "over all busy ranks")
       ->default_str("none")
       ->group("Techniques");
-  add_choice(app, "--vocab", options.vocab, {"last", "parallel-1", "parallel-2"},
-             "where the output layer is computed (only last is built yet)")
+  add_choice(
+      app, "--vocab", options.vocab, {"last", "parallel-1", "parallel-2"},
+      "where embedding and output layer are computed: on the first and last stage, or sharded "
+      "over all ranks with two barriers or one")
       ->default_str("last")
       ->group("Techniques");
   app.add_option_function<std::string>(
@@ -298,8 +314,11 @@ ResolvedSchedule resolve(const ScheduleOptions& given) {
   request.slices = options.slices;
   request.group = options.group;
   resolved.schedule = make_schedule(options.name, request);
-  if (!options.costs_path.empty()) check_costs(options, costs, resolved.schedule);
-  const Placement& placement = resolved.schedule.placement;
+  const VocabForm vocab = vocab_form(options.vocab);
+  if (!options.costs_path.empty() && vocab == VocabForm::kLast) {
+    check_costs(options, costs, resolved.schedule);
+  }
+  const Placement placement = resolved.schedule.placement;
   resolved.cost = make_cost(options, costs, placement);
   resolved.cost.link = make_link(costs, resolved.cost, placement);
   resolved.exchange = exchange_mode(options.exchange);
@@ -307,6 +326,15 @@ ResolvedSchedule resolve(const ScheduleOptions& given) {
     // The placement had to be known first; now the generator can plan with the times.
     request.ticks = to_pass_ticks(resolved.cost);
     resolved.schedule = make_schedule(options.name, request);
+  }
+  if (vocab != VocabForm::kLast) {
+    add_vocab_costs(costs, vocab, resolved.cost);
+    const auto make = [&](int num_microbatches) {
+      request.microbatches = num_microbatches;
+      return make_schedule(options.name, request);
+    };
+    resolved.schedule = plan_vocabulary(make, options.microbatches, vocab, resolved.cost);
+    if (!options.costs_path.empty()) check_costs(options, costs, resolved.schedule);
   }
   add_offload(options, resolved);
   resolved.axis = {resolved.cost.unit_per_tick, costs.unit};

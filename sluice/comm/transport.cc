@@ -8,6 +8,10 @@
 namespace sluice {
 
 std::string to_string(const MessageTag& tag) {
+  if (tag.direction == Direction::kCollective) {
+    return fmt::format("part of collective {} of microbatch {}, slice {}", tag.stage,
+                       tag.microbatch, tag.slice);
+  }
   return fmt::format("{} of stage {}, microbatch {}, slice {}",
                      tag.direction == Direction::kForward ? "activations" : "gradients", tag.stage,
                      tag.microbatch, tag.slice);

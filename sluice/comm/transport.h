@@ -20,9 +20,10 @@ struct Buffer {
   std::size_t num_bytes = 0;
 };
 
-/// Forward carries activations, backward gradients; the two never share a queue.
-enum class Direction : std::uint8_t { kForward, kBackward };
-inline constexpr int kNumDirections = 2;
+/// Forward carries activations, backward gradients, collective the parts of collectives
+/// (collectives.h; the tag's stage is then their kind). No two share a queue.
+enum class Direction : std::uint8_t { kForward, kBackward, kCollective };
+inline constexpr int kNumDirections = 3;
 
 /// Names a message on its channel (source rank, destination rank, direction): the producing pass,
 /// for checks and for reports. Both ends must agree on it.

@@ -4,8 +4,10 @@
 #include <utility>
 
 #include "sluice/common/errors.h"
+#include "sluice/program/collectives.h"
 #include "sluice/program/lower_offload.h"
 #include "sluice/program/pass_grid.h"
+#include "sluice/schedule/walk.h"
 
 namespace sluice {
 namespace {
@@ -23,7 +25,8 @@ class Lowering {
   explicit Lowering(const Schedule& schedule)
       : schedule_(schedule),
         grid_{schedule.num_stages(), schedule.num_microbatches, schedule.num_slices},
-        places_(grid_.size()) {
+        places_(grid_.size()),
+        vocab_passes_(find_vocab_passes(schedule)) {
     SLUICE_CHECK(grid_.size() < std::size_t{1} << 30, "{} passes per kind", grid_.size());
     SLUICE_CHECK(static_cast<int>(schedule.ranks.size()) == schedule.num_ranks(),
                  "{} rank lists for {} ranks", schedule.ranks.size(), schedule.num_ranks());
@@ -35,9 +38,11 @@ class Lowering {
     program_.num_microbatches = schedule_.num_microbatches;
     program_.num_slices = schedule_.num_slices;
     program_.forward_only = schedule_.forward_only;
+    program_.vocab = schedule_.vocab;
     program_.ranks.resize(schedule_.ranks.size());
     open_channels();
     for (int rank = 0; rank < schedule_.num_ranks(); ++rank) list_messages(rank);
+    collectives_ = order_collectives(schedule_, vocab_passes_);
     for (int rank = 0; rank < schedule_.num_ranks(); ++rank) emit_rank(rank);
     check_complete();
     return std::move(program_);
@@ -99,17 +104,21 @@ class Lowering {
   void check_pass(int rank, const Pass& pass) const {
     switch (pass.kind) {
       case PassKind::kForward:
+      case PassKind::kEmbedForward:
+      case PassKind::kVocabForward:
         break;
       case PassKind::kBackward:
       case PassKind::kBackwardInput:
       case PassKind::kBackwardWeight:
       case PassKind::kOffload:
       case PassKind::kReload:
+      case PassKind::kEmbedBackward:
+      case PassKind::kVocabBackward:
         SLUICE_CHECK(!schedule_.forward_only, "{} in a schedule of forwards alone", describe(pass));
         break;
       default:
         throw InternalError(
-            fmt::format("internal error: lowering knows passes F, B, I, W, D and U; {} "
+            fmt::format("internal error: lowering knows passes F, B, I, W, E, G, S, T, D and U; {} "
                         "on rank {} is of kind {}",
                         describe(pass), rank, letter(pass.kind)));
     }
@@ -117,8 +126,7 @@ class Lowering {
                  "{} on rank {} lies outside {} stages, {} microbatches, {} "
                  "slices",
                  describe(pass), rank, grid_.num_stages, grid_.num_microbatches, grid_.num_slices);
-    SLUICE_CHECK(schedule_.placement.rank_of(pass.stage) == rank, "{} stands on rank {}",
-                 describe(pass), rank);
+    SLUICE_CHECK(home_rank(schedule_, pass) == rank, "{} stands on rank {}", describe(pass), rank);
   }
 
   void emit_rank(int rank) {
@@ -131,9 +139,19 @@ class Lowering {
                                                 : static_cast<std::size_t>(grid_.num_stages),
                                             kNoAction);
     OffloadLowering copies(passes, grid_);
+    CollectivePlacer vocabulary(schedule_, vocab_passes_, collectives_, rank);
+    std::int32_t last_shard_gradient[2] = {kNoAction, kNoAction};  // T, G
     for (const Pass& pass : passes) {
       if (pass.kind == PassKind::kOffload) {
         copies.at_out(pass);
+        continue;
+      }
+      needed_ = vocabulary.before(out, pass);
+      if (!is_stage_pass(pass.kind)) {
+        const std::int32_t action = emit_shard(out, pass);
+        if (pass.kind == PassKind::kVocabBackward) last_shard_gradient[0] = action;
+        if (pass.kind == PassKind::kEmbedBackward) last_shard_gradient[1] = action;
+        vocabulary.after(out, pass, action);
         continue;
       }
       for (const std::int32_t needed : copies.dependencies(pass)) pending_.push_back(needed);
@@ -146,15 +164,20 @@ class Lowering {
         last_gradient[static_cast<std::size_t>(pass.stage)] = action;
       }
       if (makes_output(pass.kind)) emit_send(out, pass, action);
+      vocabulary.after(out, pass, action);
       for (const Pass& copy : copies.after_compute(pass, action)) {
         out.dependencies.push_back(places_[grid_.index(copy)].forward);
         copies.out_placed(
             copy, append(out, {.kind = ActionKind::kPass, .lane = Lane::kCopyOut, .pass = copy}));
       }
     }
+    vocabulary.finish(out);
     if (schedule_.forward_only) return;
     for (const int stage : schedule_.placement.stages_of(rank)) {
       const std::int32_t action = last_gradient[static_cast<std::size_t>(stage)];
+      if (action != kNoAction) out.dependencies.push_back(action);
+    }
+    for (const std::int32_t action : last_shard_gradient) {
       if (action != kNoAction) out.dependencies.push_back(action);
     }
     append(out, {.kind = ActionKind::kOptimizer, .lane = Lane::kCompute, .pass = {}});
@@ -199,6 +222,18 @@ class Lowering {
     return position;
   }
 
+  // E, G, S or T; verify() sees to it that each is there once.
+  std::int32_t emit_shard(RankProgram& out, const Pass& pass) {
+    need_collectives(out);
+    return append(out, {.pass = pass});
+  }
+
+  void need_collectives(RankProgram& out) const {
+    for (const std::int32_t collective : needed_) {
+      if (collective != kNoAction) out.dependencies.push_back(collective);
+    }
+  }
+
   std::int32_t emit_pass(RankProgram& out, const Pass& pass) {
     const std::size_t at = grid_.index(pass);
     switch (pass.kind) {
@@ -208,6 +243,7 @@ class Lowering {
         const std::int32_t input =
             pass.stage == 0 ? kNoAction : input_of(out, pass, 0, pass.stage - 1);
         if (input != kNoAction) out.dependencies.push_back(input);
+        need_collectives(out);
         if (pass.slice > 0)
           need(out, pass, places_[at - 1].forward, "the forward of the slice before");
         return places_[at].forward = append_pass(out, pass);
@@ -219,6 +255,7 @@ class Lowering {
             pass.stage + 1 == grid_.num_stages ? kNoAction : input_of(out, pass, 1, pass.stage + 1);
         need(out, pass, places_[at].forward, "its forward");
         if (input != kNoAction) out.dependencies.push_back(input);
+        need_collectives(out);
         if (pass.slice + 1 < grid_.num_slices) {
           need(out, pass, places_[at + 1].backward, "the backward of the slice after");
         }
@@ -335,6 +372,9 @@ class Lowering {
   std::vector<Channel> channels_;
   std::vector<std::int32_t> pending_;        // copies that the next pass waits for
   std::vector<std::int32_t> channel_of_[2];  // [direction][producing stage]; kNoAction: same rank
+  const VocabPasses vocab_passes_;
+  std::vector<CollectiveId> collectives_;                        // in the order of issue
+  std::array<std::int32_t, 2> needed_ = {kNoAction, kNoAction};  // collectives of the next pass
   Program program_;
 };
 

@@ -12,10 +12,14 @@ namespace sluice {
 /// Dependencies of a pass: the receive or the local pass that makes its input (F(s) needs F(s-1);
 /// B(s), I(s) need B or I of s+1), its own forward (B, I), its own I (W), and with slices F of the
 /// slice before on the same stage, and B or I of the slice after. D and U become actions on the
-/// copy lanes; lower_offload.h says what waits for them. REQUIRES: validate(schedule) is empty.
-/// Throws: InternalError for a pass that is missing, doubled, on the wrong rank, ahead of what it
-/// needs on its rank, or of a kind that is not lowered yet (E, G, S, T). A deadlock across ranks is
-/// left to verify().
+/// copy lanes; lower_offload.h says what waits for them.
+/// Vocabulary passes get their collectives, on the vocabulary lane and in one order on all ranks
+/// (collectives.h): E makes the embedding's rows for F of stage 0; S needs the hidden states of F
+/// of the last stage; T, and B or I of the last stage, need the statistics of all S, the latter
+/// also the hidden gradient of all S (parallel-2) or T (parallel-1); G needs B or I of stage 0.
+/// REQUIRES: validate(schedule) is empty.
+/// Throws: InternalError for a pass that is missing, doubled, on the wrong rank, or ahead of what
+/// it needs on its rank. A deadlock across ranks is left to verify().
 Program lower(const Schedule& schedule);
 
 }  // namespace sluice

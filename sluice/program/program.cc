@@ -30,6 +30,24 @@ std::string_view to_string(Lane lane) {
   throw InternalError(fmt::format("no lane {}", static_cast<int>(lane)));
 }
 
+std::string_view to_string(Collective collective) {
+  switch (collective) {
+    case Collective::kNone:
+      return "no collective";
+    case Collective::kReduceEmbedding:
+      return "reduce embedding";
+    case Collective::kBroadcastHidden:
+      return "broadcast hidden";
+    case Collective::kGatherStatistics:
+      return "gather statistics";
+    case Collective::kReduceHiddenGradient:
+      return "reduce hidden gradient";
+    case Collective::kBroadcastEmbeddingGradient:
+      return "broadcast embedding gradient";
+  }
+  throw InternalError(fmt::format("no collective {}", static_cast<int>(collective)));
+}
+
 std::string to_string(const Action& action, bool with_slice) {
   switch (action.kind) {
     case ActionKind::kPass:
@@ -41,6 +59,9 @@ std::string to_string(const Action& action, bool with_slice) {
                          action.peer);
     case ActionKind::kOptimizer:
       return "optimizer";
+    case ActionKind::kCollective:
+      return fmt::format("{} of {}", to_string(action.collective),
+                         to_string(action.pass, with_slice));
   }
   throw InternalError(fmt::format("no action kind {}", static_cast<int>(action.kind)));
 }

@@ -35,7 +35,7 @@ class ProgramEditor {
     }
     for (const std::vector<Node*>& list : lists) {
       for (Node* node : list) {
-        if (node->action.peer < 0) continue;
+        if (node->action.peer < 0 || node->action.peer_action < 0) continue;
         node->peer = lists[static_cast<std::size_t>(node->action.peer)]
                           [static_cast<std::size_t>(node->action.peer_action)];
       }

@@ -61,6 +61,7 @@ std::vector<Problem> verify(const Program& program) {
   }
   if (!good) return problems;
   const Matched matched = check_contents(program, problems);
+  if (!check_vocabulary(program, problems)) return problems;
   check_progress(program, matched, problems);
   check_exchange(program, problems);
   if (problems.empty()) check_exchange_progress(program, problems);

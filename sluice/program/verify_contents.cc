@@ -7,6 +7,7 @@
 #include "sluice/program/pass_grid.h"
 #include "sluice/program/verify_impl.h"
 #include "sluice/program/verify_offload.h"
+#include "sluice/schedule/walk.h"
 
 namespace sluice {
 namespace {
@@ -68,6 +69,8 @@ class Contents {
           }
           optimizer = static_cast<std::int32_t>(k);
           break;
+        case ActionKind::kCollective:
+          break;  // check_vocabulary()
         default:
           add(rank, k, "action {} of rank {} is of no known kind", k, rank);
       }
@@ -81,9 +84,9 @@ class Contents {
     const Action& action = actions(rank)[k];
     const Pass& pass = action.pass;
     if (pass.kind == PassKind::kOffload || pass.kind == PassKind::kReload) return;  // check_offload
+    if (!is_stage_pass(pass.kind)) return;  // check_vocabulary()
     if (!is_known(pass.kind)) {
-      return add(rank, k, "{} is a pass of kind {}; only F, B, I, W, D and U can be verified",
-                 text(pass), letter(pass.kind));
+      return add(rank, k, "{} is a pass of no known kind", text(pass));
     }
     if (!check_place(rank, k, pass.stage)) return;
     if (action.lane != Lane::kCompute) {

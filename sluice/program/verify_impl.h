@@ -16,8 +16,13 @@ using Matched = std::vector<std::vector<std::uint8_t>>;
 /// REQUIRES: the dependency arrays of every rank are well formed.
 Matched check_contents(const Program& program, std::vector<Problem>& problems);
 
+/// Point 5 of verify(). False when the walk of point 1 would mean nothing.
+/// REQUIRES: as above.
+bool check_vocabulary(const Program& program, std::vector<Problem>& problems);
+
 /// Point 1 of verify(): walks all ranks until nothing moves, with sends that complete only together
-/// with their receives. Messages without an answer never complete.
+/// with their receives, and collectives that complete once all ranks have posted them.
+/// Messages without an answer never complete.
 /// REQUIRES: as above, and `matched` of the same program.
 void check_progress(const Program& program, const Matched& matched, std::vector<Problem>& problems);
 

@@ -1,6 +1,8 @@
 // The walk of verify(): does the program end when no send is buffered?
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "sluice/program/verify_impl.h"
 
 namespace sluice {
@@ -13,6 +15,7 @@ struct Walker {
   std::size_t cursor = 0;
   std::int32_t waits_for = -1;  // dependency that the pass at the cursor waits for
   std::vector<State> states;
+  std::vector<std::int32_t> collectives;  // posted so far
 };
 
 class Walk {
@@ -57,6 +60,10 @@ class Walk {
         post(rank, walker.cursor);
         continue;
       }
+      if (action.kind == ActionKind::kCollective) {
+        post_collective(rank, walker.cursor);
+        continue;
+      }
       for (const std::int32_t dependency : list.dependencies_of(walker.cursor)) {
         if (walker.states[static_cast<std::size_t>(dependency)] != State::kDone) {
           walker.waits_for = dependency;
@@ -89,6 +96,23 @@ class Walk {
     if (peer.waits_for == action.peer_action) ready_.push_back(action.peer);
   }
 
+  // The k-th collective of every rank is the same one (point 5). It is over once all have posted
+  // it, and then so are all before it.
+  void post_collective(int rank, std::size_t at) {
+    Walker& mine = walkers_[static_cast<std::size_t>(rank)];
+    mine.states[at] = State::kPosted;
+    mine.collectives.push_back(static_cast<std::int32_t>(at));
+    const std::size_t ordinal = mine.collectives.size() - 1;
+    if (num_posted_.size() <= ordinal) num_posted_.resize(ordinal + 1);
+    if (++num_posted_[ordinal] < program_.num_ranks()) return;
+    for (int other = 0; other < program_.num_ranks(); ++other) {
+      Walker& walker = walkers_[static_cast<std::size_t>(other)];
+      const std::int32_t action = walker.collectives[ordinal];
+      walker.states[static_cast<std::size_t>(action)] = State::kDone;
+      if (other != rank && walker.waits_for == action) ready_.push_back(other);
+    }
+  }
+
   std::string describe_stuck(int rank) const {
     const Walker& walker = walkers_[static_cast<std::size_t>(rank)];
     const std::vector<Action>& actions = program_.ranks[static_cast<std::size_t>(rank)].actions;
@@ -101,6 +125,7 @@ class Walk {
   // Why a posted message of `rank` is not over.
   std::string why_open(int rank, std::size_t at) const {
     const Action& action = program_.ranks[static_cast<std::size_t>(rank)].actions[at];
+    if (action.kind == ActionKind::kCollective) return why_collective_open(rank, at);
     if (matched_[static_cast<std::size_t>(rank)][at] == 0) {
       return "no action of the peer answers it";
     }
@@ -110,6 +135,21 @@ class Walk {
     const Action& answer = others[static_cast<std::size_t>(action.peer_action)];
     return fmt::format("rank {} comes to \"{}\" only after {}", action.peer, text(answer),
                        text(others[peer.cursor]));
+  }
+
+  // Which rank has not come to a collective.
+  std::string why_collective_open(int rank, std::size_t at) const {
+    const std::vector<std::int32_t>& posted = walkers_[static_cast<std::size_t>(rank)].collectives;
+    const auto ordinal = static_cast<std::size_t>(
+        std::find(posted.begin(), posted.end(), static_cast<std::int32_t>(at)) - posted.begin());
+    for (int other = 0; other < program_.num_ranks(); ++other) {
+      const Walker& walker = walkers_[static_cast<std::size_t>(other)];
+      if (walker.collectives.size() > ordinal) continue;
+      return fmt::format(
+          "rank {} comes to it only after {}", other,
+          text(program_.ranks[static_cast<std::size_t>(other)].actions[walker.cursor]));
+    }
+    return "all ranks have come to it";
   }
 
   // A rank can reach its end and leave messages that nobody answers.
@@ -133,6 +173,7 @@ class Walk {
   const Matched& matched_;
   std::vector<Walker> walkers_;
   std::vector<int> ready_;
+  std::vector<int> num_posted_;  // per collective, in the order of all ranks
 };
 
 }  // namespace

@@ -134,6 +134,8 @@ std::vector<LossSum> Engine::run(const StepBatch& batch, const Optimizer& optimi
         break;
       case ActionKind::kReceive:
         break;
+      case ActionKind::kCollective:
+        throw InternalError(fmt::format("the engine cannot run \"{}\"", to_string(action, true)));
     }
     spans_.push_back({action.kind, action.lane, action.peer, action.pass, begin, now_ns()});
   }

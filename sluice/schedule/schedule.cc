@@ -43,6 +43,18 @@ int Placement::chunk_of(int stage) const {
   return static_cast<int>(std::lower_bound(stages.begin(), stages.end(), stage) - stages.begin());
 }
 
+std::string_view to_string(VocabForm form) {
+  switch (form) {
+    case VocabForm::kLast:
+      return "last";
+    case VocabForm::kParallel1:
+      return "parallel-1";
+    case VocabForm::kParallel2:
+      return "parallel-2";
+  }
+  throw InternalError(fmt::format("no vocabulary form {}", static_cast<int>(form)));
+}
+
 std::int64_t Schedule::num_passes() const {
   std::int64_t count = 0;
   for (const std::vector<Pass>& passes : ranks) count += static_cast<std::int64_t>(passes.size());
@@ -55,6 +67,7 @@ Schedule forward_only(const Schedule& schedule) {
                     .num_microbatches = schedule.num_microbatches,
                     .num_slices = schedule.num_slices,
                     .forward_only = true,
+                    .vocab = schedule.vocab,
                     .ranks = {}};
   // The embedding look-up and the output layer's logits are forwards too.
   const auto is_forward = [](const Pass& pass) {

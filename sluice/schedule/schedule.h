@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sluice/schedule/pass.h"
@@ -38,6 +39,14 @@ class Placement {
   std::vector<std::vector<int>> stages_of_rank_;
 };
 
+/// Where embedding and output layer are computed: on the first and the last stage, or sharded by
+/// vocabulary rows over all ranks (Vocabulary Parallelism, arXiv 2411.05288) with two barriers
+/// between the last layer's forward and backward (its Algorithm 1) or one (its Algorithm 2).
+enum class VocabForm : std::uint8_t { kLast, kParallel1, kParallel2 };
+
+/// "last", "parallel-1" or "parallel-2".
+std::string_view to_string(VocabForm form);
+
 /// The ordered compute passes of every rank for one training step, plus the placement of stages.
 /// A plain value: generators make it, validate() judges it, lower() turns it into a Program.
 struct Schedule {
@@ -46,6 +55,7 @@ struct Schedule {
   int num_microbatches = 0;
   int num_slices = 1;
   bool forward_only = false;             // validation: forwards alone, nothing is saved
+  VocabForm vocab = VocabForm::kLast;    // what S and T passes, where there are any, belong to
   std::vector<std::vector<Pass>> ranks;  // ranks[r] in execution order
 
   int num_ranks() const { return placement.num_ranks(); }

@@ -6,7 +6,13 @@
 namespace sluice {
 namespace {
 
-enum Done : std::uint8_t { kForwardDone = 1, kInputDone = 2, kEmbedDone = 4, kLogitsDone = 8 };
+enum Done : std::uint8_t {
+  kForwardDone = 1,
+  kInputDone = 2,
+  kEmbedDone = 4,
+  kLogitsDone = 8,
+  kGradientDone = 16
+};
 
 class Walker {
  public:
@@ -23,6 +29,9 @@ class Walker {
     }
     if (has_embed_) num_embeds_.resize(index_.units_per_place());
     if (has_logits_) num_logits_.resize(index_.units_per_place());
+    if (has_logits_ && schedule.vocab == VocabForm::kParallel1) {
+      num_gradients_.resize(index_.units_per_place());
+    }
     result_.stop.resize(schedule.ranks.size());
     result_.missing.resize(schedule.ranks.size());
   }
@@ -89,7 +98,8 @@ class Walker {
       case PassKind::kBackwardInput:
         return needs(PassKind::kForward, stage, slice, kForwardDone) &&
                (stage == last_stage
-                    ? needs_shards(pass, PassKind::kVocabForward, kLogitsDone, missing)
+                    ? needs_shards(pass, PassKind::kVocabForward, kLogitsDone, missing) &&
+                          needs_shards(pass, PassKind::kVocabBackward, kGradientDone, missing)
                     : needs(kind, stage + 1, slice, kInputDone)) &&
                (slice == index_.num_slices - 1 || needs(kind, stage, slice + 1, kInputDone));
       case PassKind::kBackwardWeight:
@@ -109,9 +119,12 @@ class Walker {
     return true;
   }
 
-  // Whether every rank has run its E or S; trivially so when the schedule has none.
+  // Whether every rank has run its E, S or T; trivially so when the schedule has none, or nothing
+  // waits for them.
   bool needs_shards(const Pass& pass, PassKind kind, Done what, Pass& missing) const {
-    const std::vector<int>& counts = what == kEmbedDone ? num_embeds_ : num_logits_;
+    const std::vector<int>& counts = what == kEmbedDone    ? num_embeds_
+                                     : what == kLogitsDone ? num_logits_
+                                                           : num_gradients_;
     if (counts.empty() || counts[index_(0, pass.microbatch, pass.slice)] == index_.num_ranks) {
       return true;
     }
@@ -146,6 +159,9 @@ class Walker {
       case PassKind::kVocabForward:
         finish_shard(pass, kLogitsDone, num_logits_);
         break;
+      case PassKind::kVocabBackward:
+        if (!num_gradients_.empty()) finish_shard(pass, kGradientDone, num_gradients_);
+        break;
       default:
         break;
     }
@@ -176,6 +192,7 @@ class Walker {
   std::vector<std::uint8_t> done_;     // Done bits of each unit
   std::vector<int> num_embeds_;        // per microbatch and slice: ranks that ran E
   std::vector<int> num_logits_;        // the same for S
+  std::vector<int> num_gradients_;     // the same for T, where the last backward waits for it
   std::vector<std::uint8_t> waiting_;  // per rank: stopped and not in ready_
   std::vector<int> ready_;
   Walk result_;

@@ -61,7 +61,8 @@ struct Walk {
 
 /// Walks `schedule`. Beside what passes of stages need of each other, a shard of the vocabulary
 /// serves all ranks: F of stage 0 needs E of every rank where there are any, G the backward of
-/// stage 0, S the F of the last stage, T and the last stage's backward S of every rank. A pass
+/// stage 0, S the F of the last stage, T and the last stage's backward S of every rank, that
+/// backward in the parallel-1 form also T of every rank. A pass
 /// outside the schedule's sizes needs nothing and gives nothing. REQUIRES:
 /// UnitIndex(schedule).fits_in_memory(), and one list of passes for each rank.
 Walk walk(const Schedule& schedule);

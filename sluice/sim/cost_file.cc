@@ -228,4 +228,38 @@ void check_fits(const CostFile& costs, const Schedule& schedule) {
   check_unused("embed_backward", costs.embed_backward, schedule, {PassKind::kEmbedBackward});
 }
 
+void add_vocab_costs(const CostFile& costs, VocabForm form, CostModel& cost) {
+  const auto slices = static_cast<std::size_t>(cost.num_slices);
+  const auto ticks_of = [&](double time) {
+    return static_cast<std::int64_t>(std::llround(time / cost.unit_per_tick));
+  };
+  const auto fill = [&](PassKind kind, const std::vector<double>& times, double share) {
+    std::vector<std::int64_t>& row = cost.ticks[static_cast<std::size_t>(kind)];
+    row.assign(static_cast<std::size_t>(cost.num_stages) * slices, 0);
+    for (std::size_t i = 0; i < times.size() * slices; ++i) {
+      const std::int64_t whole = ticks_of(times[i / slices]) / cost.num_slices;
+      row[i] = std::llround(static_cast<double>(whole) * share);
+    }
+  };
+  const double forward_share = form == VocabForm::kParallel1 ? 1.0 / 3.0 : 2.0 / 3.0;
+  fill(PassKind::kVocabForward, costs.vocab_pass, forward_share);
+  fill(PassKind::kVocabBackward, costs.vocab_pass, 1.0 - forward_share);
+  fill(PassKind::kEmbedForward, costs.embed_forward, 1.0);
+  fill(PassKind::kEmbedBackward, costs.embed_backward, 1.0);
+  const auto set = [&](Collective kind, std::int64_t ticks) {
+    cost.collective_ticks[static_cast<std::size_t>(kind)] = ticks;
+  };
+  std::int64_t message = cost.message_ticks;
+  for (const std::int64_t ticks : cost.message_ticks_of_rank) message = std::max(message, ticks);
+  double longest = 0.0;
+  for (const double time : costs.vocab_barrier) longest = std::max(longest, time);
+  const std::int64_t barrier = ticks_of(longest);
+  set(Collective::kReduceEmbedding, message);
+  set(Collective::kBroadcastHidden, message);
+  set(Collective::kGatherStatistics, barrier);
+  // One barrier in parallel-2: the gradient leaves together with the statistics.
+  set(Collective::kReduceHiddenGradient, form == VocabForm::kParallel1 ? barrier : 0);
+  set(Collective::kBroadcastEmbeddingGradient, message);
+}
+
 }  // namespace sluice

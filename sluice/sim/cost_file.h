@@ -32,9 +32,9 @@ struct CostFile {
 /// "backward_input_slices" and "backward_weight_slices"): arrays of any one length, the time of
 /// each slice on one rank, for all ranks. "exchange_kv" and "exchange_q" are one number each. The
 /// keys of vocabulary passes ("vocab_pass", "embed_forward", "embed_backward", "vocab_barrier") are
-/// kept as they are. REQUIRES: num_ranks >= 1. Throws: InvalidArgument with the key, its value and
-/// the rule for text that is not one JSON object, a key that is unknown, missing or doubled, an
-/// array of another length, a number that is negative, not finite or above 1e9.
+/// kept for add_vocab_costs(). REQUIRES: num_ranks >= 1. Throws: InvalidArgument with the key, its
+/// value and the rule for text that is not one JSON object, a key that is unknown, missing or
+/// doubled, an array of another length, a number that is negative, not finite or above 1e9.
 CostFile parse_cost_file(std::string_view json, int num_ranks);
 
 /// Whether the times say all that `schedule` needs and no more than it can use.
@@ -42,5 +42,12 @@ CostFile parse_cost_file(std::string_view json, int num_ranks);
 /// naming the keys to add, or when a time other than 0 belongs to passes that the schedule does not
 /// have.
 void check_fits(const CostFile& costs, const Schedule& schedule);
+
+/// Adds to `cost` what the passes E, G, S and T of `form` and their collectives take. Of vocab_pass
+/// S takes two thirds in parallel-2 and one third in parallel-1, T the rest: their shares of the
+/// matrix products. vocab_barrier (the longest of the ranks) is the time from the end of the last
+/// S (parallel-1: of S, and again of T) until its result is everywhere. Each of the other
+/// collectives, which move as many bytes as a message between stages, takes as long as one.
+void add_vocab_costs(const CostFile& costs, VocabForm form, CostModel& cost);
 
 }  // namespace sluice

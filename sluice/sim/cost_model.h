@@ -25,6 +25,9 @@ struct CostModel {
   /// Copies out and in of a rank take turns, and one back goes before one out; else each has a link
   /// of its own.
   bool copies_one_direction = true;
+  /// Index: Collective. From the last rank's part until the result is everywhere. They overlap, as
+  /// messages do.
+  std::array<std::int64_t, kNumCollectives> collective_ticks{};
   bool messages_occupy_link = false;  // also keep messages of one channel from overlapping
   /// Of a pass's ticks, attention to one half of an older slice: what an exchange moves. Indexed
   /// like `ticks`; an empty vector means that nothing can move.
@@ -34,6 +37,9 @@ struct CostModel {
   std::int64_t duration(const Pass& pass) const { return look_up(ticks, pass); }
   std::int64_t half_duration(const Pass& pass) const { return look_up(half_ticks, pass); }
   bool can_move_attention() const { return !half_ticks[0].empty(); }
+  std::int64_t collective_duration(Collective kind) const {
+    return collective_ticks[static_cast<std::size_t>(kind)];
+  }
   std::int64_t message_duration(std::size_t sender) const {
     return message_ticks_of_rank.empty() ? message_ticks : message_ticks_of_rank[sender];
   }

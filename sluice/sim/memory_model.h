@@ -29,8 +29,22 @@ struct StageMemory {
   std::int64_t peak_backward_input = 0;
 };
 
+/// Of one rank's shards of the vocabulary layers.
+struct VocabMemory {
+  std::int64_t weights = 0;             // both shards
+  std::int64_t gradients = 0;           // both shards
+  std::int64_t optimizer = 0;           // both shards
+  std::int64_t embedded = 0;            // from E until its collective
+  std::int64_t saved = 0;               // from S until T
+  std::int64_t statistics = 0;          // from S until its collective
+  std::int64_t hidden_gradient = 0;     // from S (parallel-2) or T (parallel-1), the same way
+  std::int64_t workspace_forward = 0;   // transient peak inside S
+  std::int64_t workspace_backward = 0;  // transient peak inside T
+};
+
 struct MemoryModel {
   std::vector<StageMemory> stages;
+  std::vector<VocabMemory> vocabulary;  // per rank; empty: not sharded
 };
 
 }  // namespace sluice

@@ -9,6 +9,7 @@ namespace sluice {
 MemoryWalk::MemoryWalk(const Program& program, const MemoryModel& model, int rank)
     : model_(model),
       keeps_saved_(!program.forward_only),
+      form_(program.vocab),
       forward_(model.stages.size()),
       backward_(model.stages.size()) {
   const Placement& placement = program.placement;
@@ -22,6 +23,17 @@ MemoryWalk::MemoryWalk(const Program& program, const MemoryModel& model, int ran
     live(MemoryClass::kGradients) += memory.gradients;
     live(MemoryClass::kOptimizer) += memory.optimizer;
     // A boundary tensor and its gradient have the same size.
+    const bool sharded = !model.vocabulary.empty();
+    if (stage == 0 && sharded) {  // from E, and to G
+      forward_[s].received = memory.boundary_input;
+      backward_[s].made = memory.boundary_input;
+      backward_[s].made_for_other = true;
+    }
+    if (stage + 1 == placement.num_stages() && sharded) {  // to S, and from S or T
+      forward_[s].made = memory.boundary_output;
+      forward_[s].made_for_other = true;
+      backward_[s].received = memory.boundary_output;
+    }
     if (stage > 0) {
       const bool local = placement.rank_of(stage - 1) == rank;
       (local ? forward_[s].taken : forward_[s].received) =
@@ -37,7 +49,62 @@ MemoryWalk::MemoryWalk(const Program& program, const MemoryModel& model, int ran
       forward_[s].made_for_other = !local;
     }
   }
+  if (!model.vocabulary.empty()) {
+    const VocabMemory& memory = model.vocabulary[static_cast<std::size_t>(rank)];
+    live(MemoryClass::kWeights) += memory.weights;
+    live(MemoryClass::kGradients) += memory.gradients;
+    live(MemoryClass::kOptimizer) += memory.optimizer;
+  }
   note_peaks();
+}
+
+const VocabMemory* MemoryWalk::shard_of(const Pass& pass) const {
+  const bool is_shard =
+      pass.kind == PassKind::kEmbedForward || pass.kind == PassKind::kEmbedBackward ||
+      pass.kind == PassKind::kVocabForward || pass.kind == PassKind::kVocabBackward;
+  static constexpr VocabMemory kUnknown;
+  if (!is_shard) return nullptr;
+  return model_.vocabulary.empty() ? &kUnknown
+                                   : &model_.vocabulary[static_cast<std::size_t>(pass.stage)];
+}
+
+void MemoryWalk::begin_shard(const Pass& pass, const VocabMemory& memory) {
+  std::int64_t& vocabulary = live(MemoryClass::kVocabulary);
+  if (pass.kind == PassKind::kEmbedForward) vocabulary += memory.embedded;
+  if (pass.kind == PassKind::kVocabForward) {
+    vocabulary += (keeps_saved_ ? memory.saved : 0) + memory.statistics;
+    if (keeps_saved_ && form_ == VocabForm::kParallel2) vocabulary += memory.hidden_gradient;
+    live(MemoryClass::kWorkspace) += memory.workspace_forward;
+  }
+  if (pass.kind == PassKind::kVocabBackward) {
+    if (form_ == VocabForm::kParallel1) vocabulary += memory.hidden_gradient;
+    live(MemoryClass::kWorkspace) += memory.workspace_backward;
+  }
+  note_peaks();
+}
+
+void MemoryWalk::end_shard(const Pass& pass, const VocabMemory& memory) {
+  if (pass.kind == PassKind::kVocabForward) {
+    live(MemoryClass::kWorkspace) -= memory.workspace_forward;
+  } else if (pass.kind == PassKind::kVocabBackward) {
+    live(MemoryClass::kWorkspace) -= memory.workspace_backward;
+    live(MemoryClass::kVocabulary) -= memory.saved;
+  }
+  note_peaks();
+}
+
+bool MemoryWalk::post_shard(const Pass& pass, const VocabMemory& memory) {
+  std::int64_t posted = 0;
+  if (pass.kind == PassKind::kEmbedForward) posted = memory.embedded;
+  if (pass.kind == PassKind::kVocabForward) {
+    posted = memory.statistics;
+    if (keeps_saved_ && form_ == VocabForm::kParallel2) posted += memory.hidden_gradient;
+  }
+  if (pass.kind == PassKind::kVocabBackward && form_ == VocabForm::kParallel1) {
+    posted = memory.hidden_gradient;
+  }
+  live(MemoryClass::kVocabulary) -= posted;
+  return posted != 0;
 }
 
 const MemoryWalk::Flow& MemoryWalk::flow_of(const Pass& pass) const {
@@ -71,6 +138,7 @@ std::int64_t MemoryWalk::workspace_of(const Pass& pass) const {
 }
 
 void MemoryWalk::begin(const Pass& pass) {
+  if (const VocabMemory* shard = shard_of(pass)) return begin_shard(pass, *shard);
   live(MemoryClass::kBoundary) += flow_of(pass).received;
   note_inside(pass);
   live(MemoryClass::kWorkspace) += workspace_of(pass);
@@ -124,6 +192,7 @@ void MemoryWalk::note_inside(const Pass& pass) {
 }
 
 void MemoryWalk::end(const Pass& pass) {
+  if (const VocabMemory* shard = shard_of(pass)) return end_shard(pass, *shard);
   const StageMemory& memory = stage_of(pass);
   const Flow& flow = flow_of(pass);
   live(MemoryClass::kWorkspace) -= workspace_of(pass);
@@ -146,6 +215,7 @@ void MemoryWalk::end(const Pass& pass) {
 }
 
 bool MemoryWalk::post(const Pass& pass) {
+  if (const VocabMemory* shard = shard_of(pass)) return post_shard(pass, *shard);
   const Flow& flow = flow_of(pass);
   if (!flow.made_for_other || flow.made == 0) return false;
   live(MemoryClass::kBoundary) -= flow.made;

@@ -47,6 +47,10 @@ class MemoryWalk {
   const StageMemory& stage_of(const Pass& pass) const {
     return model_.stages[static_cast<std::size_t>(pass.stage)];
   }
+  const VocabMemory* shard_of(const Pass& pass) const;
+  void begin_shard(const Pass& pass, const VocabMemory& memory);
+  void end_shard(const Pass& pass, const VocabMemory& memory);
+  bool post_shard(const Pass& pass, const VocabMemory& memory);
   const Flow& flow_of(const Pass& pass) const;
   std::int64_t workspace_of(const Pass& pass) const;
   void note_inside(const Pass& pass);
@@ -56,6 +60,7 @@ class MemoryWalk {
 
   const MemoryModel& model_;
   bool keeps_saved_;
+  VocabForm form_;
   std::vector<Flow> forward_;   // per stage
   std::vector<Flow> backward_;  // per stage
   BytesByClass bytes_{};

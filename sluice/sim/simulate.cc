@@ -18,6 +18,7 @@ constexpr std::int64_t kUnsettled = -2;  // a copy out that has been posted and 
 struct RankState {
   std::size_t cursor = 0;
   std::size_t waits_for = std::numeric_limits<std::size_t>::max();  // a send, as index into ends
+  std::vector<std::int32_t> collectives;                            // issued so far
   std::int64_t compute_free = 0;
   std::int64_t first_begin = kUnknown;
   std::int64_t last_end = 0;
@@ -100,6 +101,10 @@ class LongestPath {
           copies_[rank].settle(dependency, [&](std::size_t k, std::int64_t at) { ends[k] = at; });
           end = ends[dependency];
         }
+        if (end == kUnknown && list.actions[dependency].kind == ActionKind::kCollective) {
+          state.waits_for = base_[rank] + dependency;
+          return prefetch(list, state.cursor, ends);
+        }
         if (end == kUnknown) {
           const std::size_t send = send_of(list.actions[dependency]);
           SLUICE_CHECK(send < ends_.size(), "{} has no sender",
@@ -121,6 +126,8 @@ class LongestPath {
         }
       } else if (is_copy(action)) {
         copy(rank, action, begin, ends);
+      } else if (action.kind == ActionKind::kCollective) {
+        join(rank, begin);
       } else {
         count_copies(state, list, state.cursor);
         ends[state.cursor] = compute(rank, action, std::max(begin, state.compute_free));
@@ -180,6 +187,29 @@ class LongestPath {
     return link = std::max(begin, link) + cost_.message_duration(rank);
   }
 
+  // The k-th collective of every rank is the same one. Like messages, collectives are on their way
+  // side by side: what one takes is latency.
+  void join(std::size_t rank, std::int64_t begin) {
+    std::vector<std::int32_t>& mine = states_[rank].collectives;
+    const std::size_t ordinal = mine.size();
+    mine.push_back(static_cast<std::int32_t>(states_[rank].cursor));
+    if (joined_.size() <= ordinal) joined_.resize(ordinal + 1);
+    Joined& all = joined_[ordinal];
+    all.begin = std::max(all.begin, begin);
+    if (++all.count < states_.size()) return;
+    const Collective kind =
+        program_.ranks[rank].actions[static_cast<std::size_t>(mine.back())].collective;
+    const std::int64_t end = all.begin + cost_.collective_duration(kind);
+    for (std::size_t other = 0; other < states_.size(); ++other) {
+      RankState& peer = states_[other];
+      const std::size_t at = base_[other] + static_cast<std::size_t>(peer.collectives[ordinal]);
+      ends_[at] = end;
+      if (peer.waits_for != at) continue;
+      peer.waits_for = std::numeric_limits<std::size_t>::max();
+      ready_.push_back(other);
+    }
+  }
+
   std::int64_t compute(std::size_t rank, const Action& action, std::int64_t begin) {
     if (action.kind == ActionKind::kOptimizer) return begin;
     RankState& state = states_[rank];
@@ -222,6 +252,12 @@ class LongestPath {
   std::vector<std::size_t> ready_;
   std::vector<CopyLanes> copies_;  // per rank
   std::vector<bool> released_;     // per action: a D whose memory has been counted free
+
+  struct Joined {
+    std::size_t count = 0;
+    std::int64_t begin = 0;
+  };
+  std::vector<Joined> joined_;  // per collective, in the order of all ranks
 };
 
 // No path is longer than all passes and messages one after the other.
@@ -241,6 +277,10 @@ void check_range(const Program& program, const CostModel& cost) {
     const std::int64_t ticks = cost.message_duration(rank);
     SLUICE_CHECK(ticks >= 0, "a message takes {} ticks", ticks);
     message = std::max(message, ticks);
+  }
+  for (const std::int64_t ticks : cost.collective_ticks) {
+    SLUICE_CHECK(ticks >= 0, "a collective takes {} ticks", ticks);
+    total += static_cast<double>(ticks) * cost.num_slices;
   }
   total += 2.0 * static_cast<double>(message) * cost.num_stages * cost.num_slices;
   const double carried = 2.0 * cost.num_slices * static_cast<double>(cost.link.per_half) +
@@ -291,10 +331,11 @@ Timeline draw_timeline(const Program& program, const CostModel& cost, const Long
     for (std::size_t k = 0; k < actions.size(); ++k) {
       const Action& action = actions[k];
       const std::int64_t end = path.end_of(rank, k);
-      const std::int64_t duration = action.kind == ActionKind::kPass
-                                        ? times.next(action.pass).length
-                                    : action.kind == ActionKind::kSend ? cost.message_duration(rank)
-                                                                       : 0;
+      const std::int64_t duration =
+          action.kind == ActionKind::kPass         ? times.next(action.pass).length
+          : action.kind == ActionKind::kSend       ? cost.message_duration(rank)
+          : action.kind == ActionKind::kCollective ? cost.collective_duration(action.collective)
+                                                   : 0;
       spans.push_back({action.kind, action.lane, action.peer, action.pass, end - duration, end});
     }
     // Messages from different peers share a receive lane and arrive in any order.

@@ -35,7 +35,8 @@ struct Simulation {
 };
 
 /// Event simulation over the lanes: an action starts when its lane is free, its dependencies have
-/// ended and, for a receive, its message has arrived. Longest path over integer time, so the result
+/// ended and, for a receive, its message has arrived; a collective starts when what all ranks give
+/// is there, and ends for all at once. Longest path over integer time, so the result
 /// is exact and does not depend on any order of evaluation.
 /// Messages take their time on the way from the sender's pass to the receiver's; they keep neither
 /// rank from computing, nor each other from travelling unless they share a link that the costs call

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "sluice/common/errors.h"
@@ -28,6 +29,7 @@ class Walk {
     }
     position_.resize(program.ranks.size(), 0);
     busy_until_.resize(program.ranks.size(), 0);
+    collectives_.resize(program.ranks.size());
   }
 
   Timeline run() {
@@ -65,6 +67,10 @@ class Walk {
       if (end == kNotYet) return false;
       begin = std::max(begin, end);
     }
+    if (action.kind == ActionKind::kCollective) {
+      join(rank, index, begin);
+      return true;
+    }
     const std::int64_t end = begin + units(action);
     ends_[rank][index] = end;
     if (action.lane == Lane::kCompute) {
@@ -72,6 +78,18 @@ class Walk {
       timeline_.ranks[rank].push_back({action.kind, action.lane, -1, action.pass, begin, end});
     }
     return true;
+  }
+
+  // A collective takes no time: it ends when the last rank has come to it.
+  void join(std::size_t rank, std::size_t index, std::int64_t begin) {
+    const std::size_t ordinal = collectives_[rank].size();
+    collectives_[rank].push_back(index);
+    if (joined_.size() <= ordinal) joined_.resize(ordinal + 1);
+    joined_[ordinal].second = std::max(joined_[ordinal].second, begin);
+    if (++joined_[ordinal].first < ends_.size()) return;
+    for (std::size_t other = 0; other < ends_.size(); ++other) {
+      ends_[other][collectives_[other][ordinal]] = joined_[ordinal].second;
+    }
   }
 
   // A message takes no time: it has arrived when its send has ended.
@@ -86,6 +104,8 @@ class Walk {
   std::vector<std::vector<std::int64_t>> ends_;
   std::vector<std::size_t> position_;
   std::vector<std::int64_t> busy_until_;
+  std::vector<std::vector<std::size_t>> collectives_;         // per rank: those it has come to
+  std::vector<std::pair<std::size_t, std::int64_t>> joined_;  // ranks that came, last of them
   Timeline timeline_;
 };
 
