@@ -336,7 +336,8 @@ Timeline draw_timeline(const Program& program, const CostModel& cost, const Long
           : action.kind == ActionKind::kSend       ? cost.message_duration(rank)
           : action.kind == ActionKind::kCollective ? cost.collective_duration(action.collective)
                                                    : 0;
-      spans.push_back({action.kind, action.lane, action.peer, action.pass, end - duration, end});
+      spans.push_back({action.kind, action.lane, action.peer, action.pass, end - duration, end,
+                       action.collective});
     }
     // Messages from different peers share a receive lane and arrive in any order.
     std::stable_sort(spans.begin(), spans.end(),

@@ -95,6 +95,7 @@ class Writer {
     action.kind = span.kind;
     action.peer = span.peer;
     action.pass = span.pass;
+    action.collective = span.collective;
     return to_string(action, timeline_.num_slices > 1);
   }
 
@@ -106,6 +107,8 @@ class Writer {
       std::string arguments;
       if (span.kind == ActionKind::kOptimizer) {
         category = "optimizer";
+      } else if (span.kind == ActionKind::kCollective) {
+        category = "collective";
       } else if (span.kind == ActionKind::kPass) {
         category = long_name(span.pass.kind);
       }

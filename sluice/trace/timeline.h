@@ -19,6 +19,7 @@ struct Span {
   Pass pass;
   std::int64_t begin = 0;
   std::int64_t end = 0;
+  Collective collective = Collective::kNone;  // kCollective
 };
 
 struct Timeline {
