@@ -92,8 +92,9 @@ int most_pending(const std::vector<Pass>& passes) {
 TEST(VocabPlan, OfEverySchedulePassesItsProof) {
   for (const ScheduleInfo& info : schedule_library()) {
     for (const VocabForm form : kForms) {
-      for (const auto& [ranks, microbatches, slices] :
+      for (const auto& [ranks, microbatches, parts] :
            {std::tuple{1, 3, 1}, {2, 1, 1}, {3, 2, 1}, {4, 8, 1}, {4, 9, 1}, {2, 4, 3}}) {
+        const int slices = info.slices_itself ? ranks * parts : parts;
         SCOPED_TRACE(fmt::format("{} {}, {} ranks, {} microbatches, {} slices", info.name,
                                  to_string(form), ranks, microbatches, slices));
         const Planned planned =
