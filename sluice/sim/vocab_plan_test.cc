@@ -140,7 +140,7 @@ TEST(VocabPlan, HoldsOneMicrobatchMorePerBarrierUnderVHalf) {
   for (const int p : {4, 6, 8, 12, 16, 32}) {
     for (const VocabForm form : kForms) {
       SCOPED_TRACE(fmt::format("{} ranks, {}", p, to_string(form)));
-      const Planned planned = plan("v-half", p, 3 * p, form, {.barrier = 0.2});
+      const Planned planned = plan("v-half", p, p + 4, form, {.barrier = 0.2});
       for (const std::int64_t peak : planned.simulation.peak_until_input) {
         EXPECT_LE(peak, 2 * (p / 2 + 1 + stretch(form)));
       }
@@ -154,6 +154,8 @@ TEST(VocabPlan, AddsABoundedBubbleTo1F1B) {
     for (const double backward : {1.6, 1.8, 1.9, 2.0, 2.1, 2.2}) {
       for (const auto& [broadcast, barrier] :
            {std::pair{0.0, 0.0}, {0.1, 0.2}, {0.3, 0.7}, {0.0, 1.0}}) {
+        // The search takes its time: of many ranks the corner cases alone.
+        if (p > 8 && (broadcast != 0.3 || backward < 1.85 || backward > 2.05)) continue;
         for (const VocabForm form : kForms) {
           const Planned planned =
               plan("1f1b", p, 4 * p, form,
