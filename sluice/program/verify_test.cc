@@ -282,10 +282,10 @@ TEST(Verify, FindsPassesInTheWrongPlace) {
   expect_problem(outside, "\"1F4\" lies outside the 3 stages, 4 microbatches and 1 slices");
 }
 
-TEST(Verify, FindsKindsItDoesNotKnow) {
+TEST(Verify, FindsAShardPassThatOnlyOneRankHas) {
   ProgramEditor editor(full_backward());
   editor.at(1, "1F3").action.pass.kind = PassKind::kEmbedForward;
-  expect_problem(editor, "1E3 is a pass of kind E; only F, B, I, W, D and U can be verified");
+  expect_problem(editor, "0E0 is missing: every rank holds a shard of the vocabulary");
 }
 
 TEST(Verify, FindsBackwardsInAProgramOfForwardsAlone) {
