@@ -156,6 +156,8 @@ void visit_keys(Config& config, Visitor& visitor) {
               "newest checkpoints kept; 0: all");
   visitor.key("timeout_seconds", run.timeout_seconds, RealRule{0.0, 1e9, true, false},
               "longest wait for a peer");
+  visitor.key("check_offload", run.check_offload,
+              "compare checksums of activations that come back from host or disk");
   visitor.key("tensorboard", run.tensorboard, "also write TensorBoard event files");
 }
 
