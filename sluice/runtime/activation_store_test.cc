@@ -71,7 +71,8 @@ class FaultyStore final : public FarStore {
     }
   }
   void read(std::size_t unit, const Parts& parts) override {
-    const std::vector<std::byte>& held = held_.at(read_instead(unit));
+    std::vector<std::byte>& held = held_[read_instead(unit)];  // perhaps nothing yet
+    held.resize(static_cast<std::size_t>(kBytes));
     std::size_t at = 0;
     for (const auto& part : parts) {
       std::copy_n(held.begin() + static_cast<std::ptrdiff_t>(at), part.size(), part.begin());
