@@ -9,7 +9,10 @@ namespace {
 class Walk {
  public:
   explicit Walk(const Program& program)
-      : program_(program), cursor_(program.ranks.size(), 0), of_lane_(program.ranks.size()) {
+      : program_(program),
+        cursor_(program.ranks.size(), 0),
+        of_lane_(program.ranks.size()),
+        collectives_(program.ranks.size()) {
     for (const RankProgram& rank : program.ranks) {
       slots_.emplace_back(rank.actions.size(), kNeverRuns);
     }
@@ -38,15 +41,35 @@ class Walk {
     const Action& action = list.actions[at];
     if (action.kind == ActionKind::kReceive) return true;  // posted; its consumer asks for it
     std::int32_t& lane = of_lane_[rank][static_cast<std::size_t>(action.lane)];
-    std::int32_t slot = lane;
+    // Nothing is issued before the passes ahead of it in the list have run.
+    std::int32_t slot = std::max(lane, of_lane_[rank][static_cast<std::size_t>(Lane::kCompute)]);
     for (const std::int32_t dependency : list.dependencies_of(at)) {
       const std::int32_t needed = slot_of(rank, static_cast<std::size_t>(dependency));
       if (needed == kNeverRuns) return false;
       slot = std::max(slot, needed);
     }
+    if (action.kind == ActionKind::kCollective) {
+      join(rank, at, slot);
+      return true;  // posted; what needs it waits until all ranks have come to it
+    }
     if (action.kind == ActionKind::kPass) slot = slot_after(slot, action.pass.kind);
     slots_[rank][at] = lane = slot;
     return true;
+  }
+
+  // The k-th collective of every rank is the same one: over in the last slot that any comes in, and
+  // after the one before.
+  void join(std::size_t rank, std::size_t at, std::int32_t slot) {
+    const std::size_t ordinal = collectives_[rank].size();
+    collectives_[rank].push_back(at);
+    if (joined_.size() <= ordinal) joined_.resize(ordinal + 1);
+    joined_[ordinal].slot = std::max(joined_[ordinal].slot, slot);
+    if (++joined_[ordinal].num_ranks < cursor_.size()) return;
+    if (ordinal > 0)
+      joined_[ordinal].slot = std::max(joined_[ordinal].slot, joined_[ordinal - 1].slot);
+    for (std::size_t other = 0; other < cursor_.size(); ++other) {
+      slots_[other][collectives_[other][ordinal]] = joined_[ordinal].slot;
+    }
   }
 
   // A message is there in the slot in which it was sent.
@@ -69,6 +92,13 @@ class Walk {
   std::vector<std::size_t> cursor_;
   std::vector<std::array<std::int32_t, kNumLanes>> of_lane_;  // the last slot of each lane
   std::vector<std::vector<std::int32_t>> slots_;
+
+  struct Joined {
+    std::size_t num_ranks = 0;
+    std::int32_t slot = -1;
+  };
+  std::vector<std::vector<std::size_t>> collectives_;  // per rank: those it has come to
+  std::vector<Joined> joined_;                         // per collective
 };
 
 }  // namespace

@@ -12,8 +12,9 @@ namespace {
 struct Walker {
   std::size_t cursor = 0;
   std::size_t next_exchange = 0;
-  std::int32_t waits_for = -1;  // a receive of its own
-  bool in_slot = false;         // has come to the pass at next_exchange and waits for the others
+  std::int32_t waits_for = -1;           // a receive or a collective of its own
+  std::vector<std::size_t> collectives;  // those it has come to
+  bool in_slot = false;  // has come to the pass at next_exchange and waits for the others
   std::vector<std::uint8_t> done;
 };
 
@@ -71,6 +72,10 @@ class Walk {
         walker.waits_for = dependency;
         return;
       }
+      if (action.kind == ActionKind::kCollective) {
+        post_collective(rank);
+        continue;
+      }
       const PassExchange* exchange = next_exchange(rank);
       if (exchange != nullptr && action.kind == ActionKind::kPass &&
           action.pass == exchange->pass) {
@@ -94,6 +99,23 @@ class Walk {
     if (action.kind != ActionKind::kSend) return;
     const auto peer = static_cast<std::size_t>(action.peer);
     if (walkers_[peer].waits_for == action.peer_action) ready_.push_back(peer);
+  }
+
+  // The k-th collective of every rank is the same one. It is over once all have come to it.
+  void post_collective(std::size_t rank) {
+    Walker& mine = walkers_[rank];
+    const std::size_t ordinal = mine.collectives.size();
+    mine.collectives.push_back(mine.cursor);
+    if (num_come_.size() <= ordinal) num_come_.resize(ordinal + 1);
+    if (++num_come_[ordinal] < walkers_.size()) return;
+    for (std::size_t other = 0; other < walkers_.size(); ++other) {
+      Walker& walker = walkers_[other];
+      const std::size_t at = walker.collectives[ordinal];
+      walker.done[at] = 1;
+      if (other != rank && walker.waits_for == static_cast<std::int32_t>(at)) {
+        ready_.push_back(other);
+      }
+    }
   }
 
   // The last one to come lets all of the slot go on.
@@ -140,6 +162,7 @@ class Walk {
   std::vector<Walker> walkers_;
   std::unordered_map<std::int32_t, Slot> slots_;
   std::vector<std::size_t> ready_;
+  std::vector<std::size_t> num_come_;  // per collective, in the order of all ranks
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "sluice/program/verify.h"
 #include "sluice/schedule/registry.h"
 #include "sluice/sim/simulate.h"
+#include "sluice/sim/vocab_plan.h"
 
 namespace sluice {
 namespace {
@@ -89,6 +90,23 @@ TEST(ExchangeCost, ShowsTheMovedWorkInTheTimeline) {
       if (span.kind == ActionKind::kPass) busy += span.end - span.begin;
     }
     EXPECT_EQ(busy, simulation.busy[rank]);
+  }
+}
+
+// Collectives tie all ranks; the passes of a slot must still be able to run at the same time.
+TEST(ExchangeCost, GoesWithASharedVocabulary) {
+  const auto make = [](int microbatches) {
+    return make_schedule("slimpipe", {.ranks = 4, .microbatches = microbatches, .slices = 8});
+  };
+  const CostModel cost = cost_from_attention(1.0, 2.0, 0.0, make(1).placement, 8);
+  for (const VocabForm form : {VocabForm::kParallel1, VocabForm::kParallel2}) {
+    Program program = lower(plan_vocabulary(make, 3, form, cost));
+    const double before = simulate(program, cost).bubble.bubble_fraction;
+    program.exchange = plan_exchange(program, ExchangeMode::kBalanced, exchange_costs(cost));
+    EXPECT_FALSE(program.exchange.empty());
+    const std::vector<Problem> problems = verify(program);
+    ASSERT_TRUE(problems.empty()) << problems.front().text;
+    EXPECT_LT(simulate(program, cost).bubble.bubble_fraction, before);
   }
 }
 
