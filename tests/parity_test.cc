@@ -15,6 +15,7 @@
 #include "sluice/comm/local.h"
 #include "sluice/common/errors.h"
 #include "sluice/program/lower.h"
+#include "sluice/program/plan_exchange.h"
 #include "sluice/program/verify.h"
 #include "sluice/runtime/allocator.h"
 #include "sluice/runtime/rank_thread.h"
@@ -29,14 +30,14 @@ constexpr std::int64_t kSequences = 2;
 constexpr std::int64_t kTokens = 5;
 constexpr std::uint64_t kSeed = 11;
 
-ModelConfig small_model(DType dtype, bool tied) {
+ModelConfig small_model(DType dtype, bool tied, std::int64_t kv_heads = 2) {
   ModelConfig config;
   config.vocab_size = 23;
   config.hidden_size = 16;
   config.intermediate_size = 20;
   config.num_hidden_layers = kLayers;
   config.num_attention_heads = 4;
-  config.num_key_value_heads = 2;
+  config.num_key_value_heads = kv_heads;
   config.tie_word_embeddings = tied;
   config.initializer_range = 0.3;  // large enough that every layer matters in the loss
   config.dtype = dtype;
@@ -64,15 +65,15 @@ Layout uneven_layout(int num_stages) {
 }
 
 /// Random tokens; targets are the next tokens with some marked as none.
-StepBatch random_batch(int num_microbatches) {
+StepBatch random_batch(int num_microbatches, std::int64_t tokens = kTokens) {
   StepBatch batch;
   auto generator = at::detail::createCPUGenerator(5);
   std::int64_t num_targets = 0;
   for (int i = 0; i < num_microbatches; ++i) {
-    const at::Tensor all = at::randint(0, 23, {kSequences, kTokens + 1}, generator, at::kLong);
-    batch.tokens_BT.push_back(all.narrow(1, 0, kTokens).contiguous());
-    at::Tensor targets = all.narrow(1, 1, kTokens).contiguous();
-    targets[0][i % kTokens] = -100;
+    const at::Tensor all = at::randint(0, 23, {kSequences, tokens + 1}, generator, at::kLong);
+    batch.tokens_BT.push_back(all.narrow(1, 0, tokens).contiguous());
+    at::Tensor targets = all.narrow(1, 1, tokens).contiguous();
+    targets[0][i % tokens] = -100;
     num_targets += targets.ne(-100).sum().item<std::int64_t>();
     batch.targets_BT.push_back(targets);
   }
@@ -154,15 +155,16 @@ struct Plain {
   ReferenceResult reference;
 };
 
-const Plain& plain_run(bool tied, int num_microbatches) {
-  static std::map<std::pair<bool, int>, Plain> runs;
-  const auto [entry, fresh] = runs.try_emplace({tied, num_microbatches});
+const Plain& plain_run(bool tied, int num_microbatches, int slices = 1,
+                       std::int64_t tokens = kTokens) {
+  static std::map<std::tuple<bool, int, int>, Plain> runs;
+  const auto [entry, fresh] = runs.try_emplace({tied, num_microbatches, slices});
   if (fresh) {
     const ModelConfig config = small_model(DType::kFloat64, tied);
-    const StepBatch batch = random_batch(num_microbatches);
-    const Program program =
-        lower(make_schedule("1f1b", {.ranks = 1, .microbatches = num_microbatches}));
-    entry->second.trained = train(config, program, batch, 5);
+    const StepBatch batch = random_batch(num_microbatches, tokens);
+    const Program program = lower(
+        make_schedule("1f1b", {.ranks = 1, .microbatches = num_microbatches, .slices = slices}));
+    entry->second.trained = train(config, program, batch, slices == 1 ? 5 : 2);
     const auto models =
         make_rank_models(config, uneven_layout(1), program.placement, at::kCPU, kSeed);
     entry->second.reference = reference(config, copy_weights(models), batch);
@@ -249,6 +251,136 @@ std::string case_name(const ::testing::TestParamInfo<Parity::ParamType>& info) {
   }
   return name;
 }
+
+/// Sequences cut into slices, through schedules that know slices and those whose passes are cut in
+/// place.
+class SlicedParity : public ::testing::TestWithParam<std::tuple<std::string, int>> {
+ protected:
+  static void SetUpTestSuite() { install_ledger_allocator(); }
+};
+
+constexpr std::int64_t kSlicedTokens = 12;
+
+struct SlicedCase {
+  int ranks, microbatches, chunks;
+  Recompute recompute;
+  bool tied;
+};
+
+TEST_P(SlicedParity, AgreesWithTheUnslicedModelAndGivesTheSameBitsForEveryRankCount) {
+  const auto& [name, slices] = GetParam();
+  int num_run = 0;
+  for (const SlicedCase& c :
+       {SlicedCase{1, 1, 0, Recompute::kNone, false}, SlicedCase{2, 1, 2, Recompute::kFull, true},
+        SlicedCase{2, 5, 0, Recompute::kNone, false}, SlicedCase{3, 1, 0, Recompute::kNone, true},
+        SlicedCase{3, 4, 3, Recompute::kNone, false},
+        SlicedCase{4, 4, 0, Recompute::kSelective, false},
+        SlicedCase{5, 6, 0, Recompute::kNone, true}}) {
+    SCOPED_TRACE(::testing::Message() << c.ranks << " ranks, " << c.microbatches
+                                      << " microbatches, " << c.chunks << " chunks");
+    Schedule schedule;
+    try {
+      schedule = make_schedule(
+          name,
+          {.ranks = c.ranks, .microbatches = c.microbatches, .chunks = c.chunks, .slices = slices});
+    } catch (const InvalidArgument&) {  // not every schedule takes every size
+      continue;
+    }
+    ++num_run;
+    const Program program = lower(schedule);
+    ASSERT_TRUE(verify(program).empty());
+    ModelConfig config = small_model(DType::kFloat64, c.tied);
+    config.recompute = c.recompute;
+    const Trained got = train(config, program, random_batch(c.microbatches, kSlicedTokens), 2);
+    if (HasFatalFailure()) return;
+    const Plain& plain = plain_run(c.tied, c.microbatches, slices, kSlicedTokens);
+    expect_same_bits(got.first.gradients, plain.trained.first.gradients);
+    expect_same_bits(got.weights, plain.trained.weights);
+    EXPECT_EQ(got.losses, plain.trained.losses);
+    expect_close(got.first, plain.reference, 1e-12);
+  }
+  EXPECT_GE(num_run, name == "dualpipe-v" ? 1 : 3);
+}
+
+TEST_P(SlicedParity, AgreesWithTheUnslicedModelInSinglePrecision) {
+  const auto& [name, slices] = GetParam();
+  const int ranks = 3, m = 3;
+  const ModelConfig config = small_model(DType::kFloat32, true);
+  const StepBatch batch = random_batch(m, kSlicedTokens);
+  const Trained got = train(
+      config,
+      lower(make_schedule(
+          name, {.ranks = name == "dualpipe-v" ? 1 : ranks, .microbatches = m, .slices = slices})),
+      batch, 1);
+  const auto models =
+      make_rank_models(config, uneven_layout(1), Placement::loop(1, 1), at::kCPU, kSeed);
+  ModelConfig exact = config;
+  exact.dtype = DType::kFloat64;
+  NamedTensors weights = copy_weights(models);
+  for (auto& [weight_name, value] : weights) value = value.to(at::kDouble);
+  expect_close(got.first, reference(exact, weights, batch), 1e-5);
+}
+
+/// Attention that ranks compute for each other gives the bits of attention that they do not.
+class ExchangeParity : public ::testing::TestWithParam<std::string> {
+ protected:
+  static void SetUpTestSuite() { install_ledger_allocator(); }
+};
+
+TEST_P(ExchangeParity, GivesTheSameBitsInEveryMode) {
+  constexpr int kSlices = 8, kMicrobatches = 2;
+  const StepBatch batch = random_batch(kMicrobatches, 2 * kSlices);
+  for (const DType dtype : {DType::kFloat32, DType::kFloat64}) {
+    for (const std::int64_t kv_heads : {1, 2}) {  // halves are rows, or heads
+      ModelConfig config = small_model(dtype, /*tied=*/true, kv_heads);
+      const Trained plain =
+          train(config,
+                lower(make_schedule(
+                    "1f1b", {.ranks = 1, .microbatches = kMicrobatches, .slices = kSlices})),
+                batch, 1);
+      for (const auto& [ranks, mode] :
+           {std::pair{3, ExchangeMode::kBalanced}, std::pair{4, ExchangeMode::kPairwise},
+            std::pair{4, ExchangeMode::kBalanced}}) {
+        SCOPED_TRACE(::testing::Message() << ranks << " ranks, " << to_string(mode) << ", "
+                                          << kv_heads << " key-value heads");
+        Program program = lower(make_schedule(
+            GetParam(), {.ranks = ranks, .microbatches = kMicrobatches, .slices = kSlices}));
+        program.exchange =
+            plan_exchange(program, mode, causal_costs(program.num_stages(), kSlices));
+        ASSERT_TRUE(verify(program).empty());
+        EXPECT_TRUE(!program.exchange.empty() || mode == ExchangeMode::kPairwise);
+        config.recompute = ranks == 3 ? Recompute::kFull : Recompute::kNone;
+        const Trained got = train(config, program, batch, 1);
+        if (HasFatalFailure()) return;
+        expect_same_bits(got.first.gradients, plain.first.gradients);
+        expect_same_bits(got.weights, plain.weights);
+        EXPECT_EQ(got.losses, plain.losses);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, ExchangeParity,
+                         ::testing::Values("1f1b", "interleaved", "zb-1p", "zb-v"),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+std::string sliced_name(const ::testing::TestParamInfo<SlicedParity::ParamType>& info) {
+  std::string name =
+      std::get<0>(info.param) + "_" + std::to_string(std::get<1>(info.param)) + "_slices";
+  for (char& c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  }
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, SlicedParity,
+                         ::testing::Combine(::testing::ValuesIn(schedule_names()),
+                                            ::testing::Values(3, 6)),
+                         sliced_name);
 
 INSTANTIATE_TEST_SUITE_P(Schedules, Parity,
                          ::testing::Combine(::testing::ValuesIn(schedule_names()),

@@ -2,6 +2,7 @@
 // memory.
 #include <ATen/ops/equal.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -198,45 +199,102 @@ TEST_F(Training, VerifyPassesInBothPrecisionsAndSeesAWrongBound) {
   }
 }
 
+TEST_F(Training, SlicedRunResumesWithAnyOtherLayoutAndGivesTheSameBits) {
+  const std::string slices = "pipeline.slices=4";
+  const RunOutcome unbroken = run(config("unbroken", {slices}), false);
+  ASSERT_TRUE(unbroken.result.validation_loss.has_value());
+  run(config("broken", {slices, "pipeline.schedule=interleaved", "pipeline.ranks=4"}), false, 3);
+  const RunOutcome resumed =
+      run(config("broken", {slices, "pipeline.schedule=zb-v", "pipeline.ranks=3"}), true);
+  expect_same_weights(resumed.weights, unbroken.weights);
+  EXPECT_EQ(resumed.result.validation_loss, unbroken.result.validation_loss);
+}
+
+TEST_F(Training, VerifyPassesWithSlices) {
+  const Verification verification = verify_run(
+      config("v", {"model.dtype=float64", "pipeline.schedule=zb-1p", "pipeline.slices=4"}));
+  EXPECT_TRUE(verification.pass) << verification.max_relative_gradient_error;
+  EXPECT_EQ(verification.num_slices, 4);
+}
+
+TEST_F(Training, VerifyPassesWithExchangedAttention) {
+  for (const char* exchange : {"pairwise", "balanced"}) {
+    const Verification verification =
+        verify_run(config("v", {"pipeline.ranks=4", "pipeline.slices=8",
+                                fmt::format("pipeline.exchange={}", exchange)}));
+    EXPECT_TRUE(verification.pass) << verification.max_relative_gradient_error;
+    EXPECT_TRUE(verification.bit_identical);
+  }
+}
+
+TEST_F(Training, SlicedRunDoesNotGrow) {
+  const auto peaks_after = [&](int steps) {
+    fs::remove_all(root_ / "flat");
+    Trainer trainer(
+        config("flat", {fmt::format("train.steps={}", steps), "pipeline.slices=4",
+                        "pipeline.ranks=3", "train.eval_every=0", "model.num_hidden_layers=3"}),
+        false);
+    const TrainResult result = trainer.run({});
+    std::vector<BytesByClass> live;
+    for (const auto& rank : trainer.ranks()) live.push_back(rank->ledger().live());
+    std::vector<std::int64_t> totals;
+    for (const MemoryPeaks& peaks : result.memory) totals.push_back(peaks.total);
+    return std::pair{live, totals};
+  };
+  EXPECT_EQ(peaks_after(200), peaks_after(1));
+}
+
 /// Every schedule's measured peaks against what was predicted before it ran.
-class PredictedMemory : public Training, public ::testing::WithParamInterface<std::string> {};
+class PredictedMemory : public Training, public ::testing::WithParamInterface<std::string> {
+ protected:
+  void expect_prediction(const std::vector<std::string>& overrides) {
+    fs::remove_all(root_ / "m");
+    Trainer trainer(config("m", overrides), false);
+    const TrainResult result = trainer.run({});
+    for (std::size_t rank = 0; rank < result.memory.size(); ++rank) {
+      SCOPED_TRACE(fmt::format("{}, rank {}", fmt::join(overrides, " "), rank));
+      const MemoryPeaks& predicted = trainer.plan().prediction.memory[rank];
+      const MemoryPeaks& measured = result.memory[rank];
+      for (const MemoryClass exact :
+           {MemoryClass::kWeights, MemoryClass::kGradients, MemoryClass::kOptimizer,
+            MemoryClass::kActivations, MemoryClass::kBoundary, MemoryClass::kKvCache,
+            MemoryClass::kKvGradient}) {
+        const auto index = static_cast<std::size_t>(exact);
+        if (!trainer.plan().offload.empty() && exact == MemoryClass::kActivations) {
+          // A copy back that starts later than planned may never meet the peak.
+          EXPECT_LE(static_cast<double>(measured.by_class[index]),
+                    1.01 * static_cast<double>(predicted.by_class[index]));
+          continue;
+        }
+        EXPECT_NEAR(static_cast<double>(measured.by_class[index]),
+                    static_cast<double>(predicted.by_class[index]),
+                    0.01 * static_cast<double>(predicted.by_class[index]))
+            << to_string(exact);
+      }
+      EXPECT_NEAR(
+          static_cast<double>(measured.total), static_cast<double>(predicted.total),
+          (trainer.plan().offload.empty() ? 0.05 : 0.1) * static_cast<double>(predicted.total));
+    }
+  }
+};
 
 TEST_P(PredictedMemory, IsWhatTheLedgerMeasures) {
   for (const char* tied : {"false", "true"}) {
     for (const int ranks : {1, 2, 4}) {
-      fs::remove_all(root_ / "m");
-      Trainer trainer(
-          config("m", {fmt::format("pipeline.schedule={}", GetParam()),
-                       fmt::format("pipeline.ranks={}", ranks), "pipeline.microbatches=9",
-                       fmt::format("model.tie_word_embeddings={}", tied), "train.steps=2",
-                       "data.sequence_length=64", "train.eval_every=0"}),
-          false);
-      const TrainResult result = trainer.run({});
-      for (int rank = 0; rank < ranks; ++rank) {
-        SCOPED_TRACE(fmt::format("{} ranks, rank {}, tied {}", ranks, rank, tied));
-        const MemoryPeaks& predicted =
-            trainer.plan().prediction.memory[static_cast<std::size_t>(rank)];
-        const MemoryPeaks& measured = result.memory[static_cast<std::size_t>(rank)];
-        for (const MemoryClass exact :
-             {MemoryClass::kWeights, MemoryClass::kGradients, MemoryClass::kOptimizer,
-              MemoryClass::kActivations, MemoryClass::kBoundary}) {
-          const auto index = static_cast<std::size_t>(exact);
-          if (!trainer.plan().offload.empty() && exact == MemoryClass::kActivations) {
-            // A copy back that starts later than planned may never meet the peak.
-            EXPECT_LE(static_cast<double>(measured.by_class[index]),
-                      1.01 * static_cast<double>(predicted.by_class[index]));
-            continue;
-          }
-          EXPECT_NEAR(static_cast<double>(measured.by_class[index]),
-                      static_cast<double>(predicted.by_class[index]),
-                      0.01 * static_cast<double>(predicted.by_class[index]))
-              << to_string(exact);
-        }
-        EXPECT_NEAR(
-            static_cast<double>(measured.total), static_cast<double>(predicted.total),
-            (trainer.plan().offload.empty() ? 0.05 : 0.1) * static_cast<double>(predicted.total));
-      }
+      expect_prediction({fmt::format("pipeline.schedule={}", GetParam()),
+                         fmt::format("pipeline.ranks={}", ranks), "pipeline.microbatches=9",
+                         fmt::format("model.tie_word_embeddings={}", tied), "train.steps=2",
+                         "data.sequence_length=64", "train.eval_every=0"});
     }
+  }
+}
+
+TEST_P(PredictedMemory, OfSlicesIsWhatTheLedgerMeasures) {
+  for (const char* recompute : {"none", "full"}) {
+    expect_prediction({fmt::format("pipeline.schedule={}", GetParam()), "pipeline.ranks=3",
+                       "pipeline.microbatches=6", "pipeline.slices=8",
+                       fmt::format("model.recompute={}", recompute), "train.steps=1",
+                       "data.sequence_length=64", "train.eval_every=0"});
   }
 }
 

@@ -379,7 +379,7 @@ class MpiTransport final : public Transport {
 /// different tags once in 2^31.
 int mpi_tag(const MessageTag& tag, int largest) {
   std::uint64_t hash = 0xcbf29ce484222325;
-  for (const std::int32_t field : {tag.stage, tag.microbatch, tag.slice}) {
+  for (const std::int32_t field : {tag.stage, tag.microbatch, tag.slice, tag.layer, tag.part}) {
     hash = (hash ^ static_cast<std::uint32_t>(field)) * 0x100000001b3;
     hash ^= hash >> 29;
   }

@@ -8,13 +8,19 @@
 namespace sluice {
 
 std::string to_string(const MessageTag& tag) {
-  if (tag.direction == Direction::kCollective) {
-    return fmt::format("part of collective {} of microbatch {}, slice {}", tag.stage,
-                       tag.microbatch, tag.slice);
+  const std::string unit = fmt::format("microbatch {}, slice {}", tag.microbatch, tag.slice);
+  const std::string place = fmt::format("stage {}, {}", tag.stage, unit);
+  switch (tag.direction) {
+    case Direction::kForward:
+      return "activations of " + place;
+    case Direction::kBackward:
+      return "gradients of " + place;
+    case Direction::kCollective:
+      return fmt::format("part of collective {} of {}", tag.stage, unit);
+    case Direction::kExchange:
+      break;
   }
-  return fmt::format("{} of stage {}, microbatch {}, slice {}",
-                     tag.direction == Direction::kForward ? "activations" : "gradients", tag.stage,
-                     tag.microbatch, tag.slice);
+  return fmt::format("attention of {}, layer {}", place, tag.layer);
 }
 
 struct Transport::LastDone {

@@ -21,9 +21,10 @@ struct Buffer {
 };
 
 /// Forward carries activations, backward gradients, collective the parts of collectives
-/// (collectives.h; the tag's stage is then their kind). No two share a queue.
-enum class Direction : std::uint8_t { kForward, kBackward, kCollective };
-inline constexpr int kNumDirections = 3;
+/// (collectives.h; the tag's stage is then their kind), exchange what ranks compute of each other's
+/// attention. No two share a queue.
+enum class Direction : std::uint8_t { kForward, kBackward, kCollective, kExchange };
+inline constexpr int kNumDirections = 4;
 
 /// Names a message on its channel (source rank, destination rank, direction): the producing pass,
 /// for checks and for reports. Both ends must agree on it.
@@ -32,6 +33,8 @@ struct MessageTag {
   std::int32_t stage = 0;
   std::int32_t microbatch = 0;
   std::int32_t slice = 0;
+  std::int32_t layer = 0;  // of the stage; exchange only
+  std::int32_t part = 0;   // which of a layer's messages; exchange only
 
   friend bool operator==(const MessageTag&, const MessageTag&) = default;
 };

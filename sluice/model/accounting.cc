@@ -35,8 +35,10 @@ class Replay {
     activation_ = rows * config.intermediate_size * value;
     ids_ = rows * 8;
     logits_ = loss_tile_rows(config, rows) * config.vocab_size * statistics;
-    attention_forward_ = score_tile_size(tokens, tokens) * statistics;
-    attention_backward_ = 2 * score_tile_size(tokens, tokens) * statistics;
+    const std::int64_t head = config.head_dim();
+    attention_forward_ = AttentionScratch::forward(tokens, tokens, head, sliced).size * statistics;
+    attention_backward_ =
+        AttentionScratch::backward(tokens, tokens, head, sliced).size * statistics;
     all_ = config.recompute == Recompute::kNone;
     full_ = config.recompute == Recompute::kFull;
   }
@@ -62,7 +64,7 @@ class Replay {
   /// What a pass reaches: of workspace alone, of activations alone, of both together. The input
   /// that comes from another stage is not in `total`: it is counted as boundary for the whole pass.
   struct Peaks {
-    std::int64_t workspace = 0, activations = 0, total = 0;
+    std::int64_t workspace = 0, activations = 0, total = 0, kv_gradient = 0;
   };
 
   Peaks forward(const StageLayers& layers) {
@@ -93,10 +95,12 @@ class Replay {
     return peaks_;
   }
 
-  /// `saved`: activations of the stage when the pass begins.
-  Peaks backward(const StageLayers& layers, PassMode mode, std::int64_t saved) {
+  /// `saved`: activations of the stage when the pass begins. `made`: slices whose dk and dv the
+  /// pass makes.
+  Peaks backward(const StageLayers& layers, PassMode mode, std::int64_t saved, std::int64_t made) {
     restart(saved);
     deferred_ = mode == PassMode::kBackwardInput;
+    gradients_made_ = made;
     if (layers.has_head) {
       take(row_);
       take(x_);
@@ -120,12 +124,14 @@ class Replay {
   void restart(std::int64_t activations) {
     workspace_ = 0;
     activations_ = total_ = activations;
-    peaks_ = {0, activations, activations};
+    kv_gradient_ = 0;
+    peaks_ = {0, activations, activations, 0};
   }
   void note() {
     peaks_.workspace = std::max(peaks_.workspace, workspace_);
     peaks_.activations = std::max(peaks_.activations, activations_);
     peaks_.total = std::max(peaks_.total, total_);
+    peaks_.kv_gradient = std::max(peaks_.kv_gradient, kv_gradient_);
   }
   void take(std::int64_t bytes) {  // allocated
     workspace_ += bytes;
@@ -145,10 +151,11 @@ class Replay {
     take(bytes);
     keep(bytes);
   }
-  void pass_on(std::int64_t bytes) {  // allocated, and at once the KeyValueContext's
+  void share(std::int64_t bytes) {  // allocated, and at once the KeyValueContext's
     take(bytes);
-    give(bytes);
+    workspace_ -= bytes;
   }
+  void unshare(std::int64_t bytes) { total_ -= bytes; }
   void adopt(std::int64_t bytes) {  // a boundary tensor becomes kept
     activations_ += bytes;
     note();
@@ -171,7 +178,7 @@ class Replay {
     take_or_hold(kept, x_);  // q
     // With slices k and v belong to the context, which counts them; a rebuilt pair is dropped.
     const bool own_kv = !sliced_ || saves == Saves::kTransient;
-    for (int i = 0; i < 2; ++i) own_kv ? take_or_hold(kept && !sliced_, kv_) : pass_on(kv_);
+    for (int i = 0; i < 2; ++i) own_kv ? take_or_hold(kept && !sliced_, kv_) : share(kv_);
     give(qkv_);
     take_or_hold(kept, x_);  // out
     take_or_hold(kept, lse_);
@@ -230,14 +237,24 @@ class Replay {
     const bool rebuild = !all_;
     take(x_);  // dout
     take(x_);  // dq
-    for (int i = 0; i < 2; ++i) sliced_ ? pass_on(dkv_) : take(dkv_);
+    if (!sliced_) take(2 * dkv_);
+    for (std::int64_t i = 0; i < 2 * gradients_made_; ++i) {
+      kv_gradient_ += dkv_;
+      share(dkv_);
+    }
     take(attention_backward_);
     give(attention_backward_);
+    if (sliced_) unshare(2 * kv_);
     give(x_);  // dout
     give_or_drop(!full_, x_ + (sliced_ ? 0 : 2 * kv_) + (deferred_ ? 0 : x_) + lse_);
     take_or_hold(deferred_, qkv_);
     give(x_);  // dq
-    if (!sliced_) give(2 * dkv_);
+    if (sliced_) {
+      unshare(2 * dkv_);
+      kv_gradient_ -= 2 * dkv_;
+    } else {
+      give(2 * dkv_);
+    }
     take_or_hold(rebuild && deferred_, x_);
     take(x_);  // dx
     if (!rebuild) give(x_);
@@ -255,7 +272,8 @@ class Replay {
   std::int64_t row_ = 0, x_ = 0, kv_ = 0, dkv_ = 0, qkv_ = 0, lse_ = 0, gate_up_ = 0,
                activation_ = 0, ids_ = 0, logits_ = 0, attention_forward_ = 0,
                attention_backward_ = 0;
-  std::int64_t workspace_ = 0, activations_ = 0, total_ = 0;
+  std::int64_t gradients_made_ = 0;
+  std::int64_t workspace_ = 0, activations_ = 0, total_ = 0, kv_gradient_ = 0;
   Peaks peaks_;
 };
 
@@ -301,34 +319,57 @@ StageBytes stage_bytes(const ModelConfig& config, const StageLayers& layers, std
   const auto forward = replay.forward(layers);
   bytes.workspace_forward = forward.workspace;
   bytes.peak_forward = forward.total;
-  const auto backward = replay.backward(layers, PassMode::kBackward, bytes.saved);
+  const auto backward = replay.backward(layers, PassMode::kBackward, bytes.saved, 0);
   bytes.workspace_backward = backward.workspace;
   bytes.peak_backward = backward.total;
-  const auto input = replay.backward(layers, PassMode::kBackwardInput, bytes.saved);
+  const auto input = replay.backward(layers, PassMode::kBackwardInput, bytes.saved, 0);
   bytes.workspace_backward_input = input.workspace;
   bytes.peak_saved_backward_input = input.activations;
   bytes.peak_backward_input = input.total;
+  const std::int64_t made = num_slices > 1 ? num_slices : 0;
+  const auto last = replay.backward(layers, PassMode::kBackward, bytes.saved, made);
+  const auto last_input = replay.backward(layers, PassMode::kBackwardInput, bytes.saved, made);
+  bytes.last_slice = {last.kv_gradient, last.workspace, last_input.workspace, last.total,
+                      last_input.total};
   return bytes;
 }
 
-StageFlops stage_flops(const ModelConfig& config, const StageLayers& layers, std::int64_t batch,
-                       std::int64_t tokens) {
+namespace {
+
+// `context`: keys that the first token sees before its own.
+StageFlops flops_after(const ModelConfig& config, const StageLayers& layers, std::int64_t batch,
+                       std::int64_t tokens, std::int64_t context) {
   const auto hidden = static_cast<double>(config.hidden_size);
   const auto kv_width = static_cast<double>(config.num_key_value_heads * config.head_dim());
   const double rows = static_cast<double>(batch) * static_cast<double>(tokens);
   const double linear =
       2.0 * rows * hidden *
       (2.0 * hidden + 2.0 * kv_width + 3.0 * static_cast<double>(config.intermediate_size));
-  // Two products over the half of the scores that a causal mask leaves.
-  const double attention = 2.0 * rows * hidden * static_cast<double>(tokens);
+  // Two products over the half of the slice's own scores that a causal mask leaves, and over all
+  // earlier keys.
+  const double attention =
+      4.0 * rows * hidden * (static_cast<double>(context) + 0.5 * static_cast<double>(tokens));
   const double output = 2.0 * rows * hidden * static_cast<double>(config.vocab_size);
   const auto num_layers = static_cast<double>(layers.num_layers);
   StageFlops flops{.forward = num_layers * (linear + attention),
                    .backward_input = num_layers * (linear + 2.5 * attention),
-                   .backward_weight = num_layers * linear};
+                   .backward_weight = num_layers * linear,
+                   .half_slice = num_layers * 2.0 * rows * hidden * static_cast<double>(tokens)};
   if (layers.has_embedding) flops.backward_input += rows * hidden;
   if (layers.has_head) flops.backward_input += 3.0 * output;
   return flops;
+}
+
+}  // namespace
+
+StageFlops stage_flops(const ModelConfig& config, const StageLayers& layers, std::int64_t batch,
+                       std::int64_t tokens) {
+  return flops_after(config, layers, batch, tokens, 0);
+}
+
+StageFlops slice_flops(const ModelConfig& config, const StageLayers& layers, std::int64_t batch,
+                       std::int64_t tokens, int slice) {
+  return flops_after(config, layers, batch, tokens, slice * tokens);
 }
 
 }  // namespace sluice

@@ -23,10 +23,19 @@ struct StageBytes {
   std::int64_t workspace_forward = 0, workspace_backward = 0;  // transient peaks beyond `saved`
   std::int64_t workspace_backward_input = 0, workspace_backward_weight = 0;
   std::int64_t peak_saved_backward_input = 0;  // activations alone, inside I
-  // Activations and workspace together, inside the pass; without the tensor that came from another
-  // stage. B frees activations while its workspace grows, so the sum of both peaks is never
-  // reached.
+  // Activations and workspace together, inside the pass, and what the pass has by then added to or
+  // taken from the KeyValueContext; without the tensor that came from another stage. B frees
+  // activations while its workspace grows, so the sum of both peaks is never reached.
   std::int64_t peak_forward = 0, peak_backward = 0, peak_backward_input = 0;
+
+  /// B and I of the last slice, the first backward of a microbatch: they make the dk and dv of all
+  /// slices at once. With one slice equal to the members above.
+  struct LastSlice {
+    std::int64_t kv_gradient = 0;  // largest inside the pass, of which one slice's share then goes
+    std::int64_t workspace_backward = 0, workspace_backward_input = 0;
+    std::int64_t peak_backward = 0, peak_backward_input = 0;
+  };
+  LastSlice last_slice;
 };
 StageBytes stage_bytes(const ModelConfig& config, const StageLayers& layers, std::int64_t batch,
                        std::int64_t tokens, std::int64_t num_slices);
@@ -39,9 +48,15 @@ std::int64_t loss_tile_rows(const ModelConfig& config, std::int64_t rows);
 /// output layer's work, forward included, is in backward_input, where it happens.
 struct StageFlops {
   double forward = 0.0, backward_input = 0.0, backward_weight = 0.0;
+  double half_slice = 0.0;  // of a forward, attention to half an earlier slice
   double total() const { return forward + backward_input + backward_weight; }
 };
 StageFlops stage_flops(const ModelConfig& config, const StageLayers& layers, std::int64_t batch,
                        std::int64_t tokens);
+
+/// The same of slice `slice` of `tokens` tokens, whose attention looks at all earlier slices too.
+/// The sum over the slices is that of the whole sequence.
+StageFlops slice_flops(const ModelConfig& config, const StageLayers& layers, std::int64_t batch,
+                       std::int64_t tokens, int slice);
 
 }  // namespace sluice

@@ -6,12 +6,14 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/exp.h>
-#include <ATen/ops/log_sigmoid.h>
+#include <ATen/ops/log.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/ones_like.h>
 
 #include <cmath>
 #include <limits>
@@ -135,52 +137,173 @@ bool has_cpu_loops(const at::Tensor& q) {
   return q.is_cpu() && (q.scalar_type() == at::kFloat || q.scalar_type() == at::kDouble);
 }
 
+// What is left of the earlier slices, newest first, when the `num_lent` oldest halves are not here.
+// With whole slices as parts a slice of which one half is lent keeps its upper heads.
+std::vector<KeyValueBlock> earlier_blocks(const KeyValueSlices& slices, int num_lent,
+                                          const std::vector<at::Tensor>* dk,
+                                          const std::vector<at::Tensor>* dv) {
+  std::vector<KeyValueBlock> blocks;
+  const auto add = [&](std::size_t slice, const HalfSlice& half) {
+    if (half.num_rows == 0) return;
+    blocks.push_back({half.of_keys(slices.k[slice]), half.of_keys(slices.v[slice]),
+                      dk != nullptr ? half.of_keys((*dk)[slice]) : at::Tensor(),
+                      dv != nullptr ? half.of_keys((*dv)[slice]) : at::Tensor(), half.first_head});
+  };
+  for (std::size_t slice = slices.k.size() - 1; slice-- > 0;) {
+    const std::int64_t kv_heads = slices.k[slice].size(1), keys = slices.k[slice].size(2);
+    const int first_half = 2 * static_cast<int>(slice);
+    const bool lower = num_lent <= first_half, upper = num_lent <= first_half + 1;
+    if (kv_heads % 2 == 0 && lower) {
+      add(slice, {0, kv_heads, 0, keys});
+      continue;
+    }
+    if (upper) add(slice, half_slice(kv_heads, keys, 1));
+    if (lower) add(slice, half_slice(kv_heads, keys, 0));
+  }
+  return blocks;
+}
+
+// The same in [B,H,T,S] for kernels that return an output and its log-sum-exp: a part whose sum of
+// exponentials is 1.
+AttentionPart part_of(const Partial& partial) {
+  const at::Tensor lse_BHT = partial.lse_BHT.contiguous();
+  return {partial.out_BHTS.to(lse_BHT.scalar_type()).transpose(1, 2).contiguous(), lse_BHT,
+          at::ones_like(lse_BHT)};
+}
+
+at::Tensor heads_of(const at::Tensor& tensor, std::int64_t dim, std::int64_t first,
+                    std::int64_t count) {
+  return first == 0 && count == tensor.size(dim) ? tensor : tensor.narrow(dim, first, count);
+}
+
 }  // namespace
+
+HalfSlice half_slice(std::int64_t kv_heads, std::int64_t tokens, int half) {
+  const bool upper = half % 2 == 1;
+  if (kv_heads % 2 == 0) return {upper ? kv_heads / 2 : 0, kv_heads / 2, 0, tokens};
+  const std::int64_t middle = (tokens + 1) / 2;
+  return {0, kv_heads, upper ? middle : 0, upper ? tokens - middle : middle};
+}
+
+AttentionPart attention_own_part(const at::Tensor& q_BTHS, const KeyValueSlices& slices,
+                                 int num_lent, at::Tensor& out_BTHS) {
+  const std::vector<KeyValueBlock> blocks = earlier_blocks(slices, num_lent, nullptr, nullptr);
+  if (has_cpu_loops(q_BTHS)) {
+    AttentionPart sum{
+        out_BTHS, at::empty({q_BTHS.size(0), q_BTHS.size(2), q_BTHS.size(1)}, q_BTHS.options())};
+    sum.total_BHT = at::empty_like(sum.maximum_BHT);
+    attention_forward_cpu(q_BTHS, slices.k.back(), slices.v.back(), blocks, out_BTHS,
+                          sum.maximum_BHT, sum.total_BHT);
+    return sum;
+  }
+  const at::Tensor q = q_BTHS.transpose(1, 2);
+  AttentionPart sum = part_of(forward_one(q, slices.k.back(), slices.v.back(), /*causal=*/true));
+  const std::int64_t groups = q.size(1) / slices.k.back().size(1);
+  for (const KeyValueBlock& block : blocks) {
+    const at::Tensor of_block =
+        heads_of(q, 1, block.first_head * groups, block.k_BKTS.size(1) * groups);
+    attention_merge(sum, part_of(forward_one(of_block, block.k_BKTS, block.v_BKTS, false)),
+                    block.first_head * groups);
+  }
+  return sum;
+}
 
 void attention_forward(const at::Tensor& q_BTHS, const KeyValueSlices& slices, at::Tensor& out_BTHS,
                        at::Tensor& lse_BHT) {
-  if (has_cpu_loops(q_BTHS)) return attention_forward_cpu(q_BTHS, slices, out_BTHS, lse_BHT);
-  const at::Tensor q = q_BTHS.transpose(1, 2);
-  const std::size_t own = slices.k.size() - 1;
-  Partial merged = forward_one(q, slices.k[own], slices.v[own], /*causal=*/true);
-  if (own > 0) merged.out_BHTS = merged.out_BHTS.to(statistics_of(q.scalar_type()));
-  for (std::size_t slice = own; slice-- > 0;) {
-    const Partial next = forward_one(q, slices.k[slice], slices.v[slice], /*causal=*/false);
-    // out and lse of the union, written so that no exponential can overflow.
-    const at::Tensor difference = merged.lse_BHT - next.lse_BHT;
-    merged.out_BHTS = merged.out_BHTS -
-                      at::sigmoid(-difference).unsqueeze(-1) * (merged.out_BHTS - next.out_BHTS);
-    merged.lse_BHT = merged.lse_BHT - at::log_sigmoid(difference);
+  if (has_cpu_loops(q_BTHS)) {
+    at::Tensor none;
+    return attention_forward_cpu(q_BTHS, slices.k.back(), slices.v.back(),
+                                 earlier_blocks(slices, 0, nullptr, nullptr), out_BTHS, lse_BHT,
+                                 none);
   }
-  out_BTHS.transpose(1, 2).copy_(merged.out_BHTS);
-  lse_BHT.copy_(merged.lse_BHT);
+  attention_finish(attention_own_part(q_BTHS, slices, 0, out_BTHS), out_BTHS, lse_BHT);
+}
+
+AttentionPart attention_half(const at::Tensor& q_BTHS, const at::Tensor& k_BKTS,
+                             const at::Tensor& v_BKTS) {
+  if (!has_cpu_loops(q_BTHS)) {
+    return part_of(forward_one(q_BTHS.transpose(1, 2), k_BKTS, v_BKTS, /*causal=*/false));
+  }
+  AttentionPart part{at::empty(q_BTHS.sizes(), q_BTHS.options()),
+                     at::empty({q_BTHS.size(0), q_BTHS.size(2), q_BTHS.size(1)}, q_BTHS.options())};
+  part.total_BHT = at::empty_like(part.maximum_BHT);
+  attention_half_cpu(q_BTHS, k_BKTS, v_BKTS, part);
+  return part;
+}
+
+void attention_merge(AttentionPart& sum, const AttentionPart& part, std::int64_t first_head) {
+  if (has_cpu_loops(part.weighted_BTHS)) return attention_merge_cpu(sum, part, first_head);
+  const std::int64_t heads = part.maximum_BHT.size(1);
+  at::Tensor weighted = heads_of(sum.weighted_BTHS, 2, first_head, heads);
+  at::Tensor maximum = heads_of(sum.maximum_BHT, 1, first_head, heads);
+  at::Tensor total = heads_of(sum.total_BHT, 1, first_head, heads);
+  const at::Tensor top = at::maximum(maximum, part.maximum_BHT);
+  const at::Tensor kept = at::exp(maximum - top), added = at::exp(part.maximum_BHT - top);
+  const auto of_rows = [](const at::Tensor& factor) {
+    return factor.transpose(1, 2).unsqueeze(-1);
+  };
+  weighted.copy_(weighted * of_rows(kept) + part.weighted_BTHS * of_rows(added));
+  total.copy_(total * kept + part.total_BHT * added);
+  maximum.copy_(top);
+}
+
+void attention_finish(const AttentionPart& sum, at::Tensor& out_BTHS, at::Tensor& lse_BHT) {
+  if (has_cpu_loops(out_BTHS)) return attention_finish_cpu(sum, out_BTHS, lse_BHT);
+  out_BTHS.copy_(sum.weighted_BTHS / sum.total_BHT.transpose(1, 2).unsqueeze(-1));
+  lse_BHT.copy_(sum.maximum_BHT + at::log(sum.total_BHT));
 }
 
 void attention_backward(const at::Tensor& dout_BTHS, const at::Tensor& q_BTHS,
                         const KeyValueSlices& slices, const at::Tensor& out_BTHS,
                         const at::Tensor& lse_BHT, at::Tensor& dq_BTHS, std::vector<at::Tensor>& dk,
-                        std::vector<at::Tensor>& dv) {
+                        std::vector<at::Tensor>& dv, int num_lent) {
+  const std::size_t last = slices.k.size() - 1;
+  const KeyValueBlock own{slices.k[last], slices.v[last], dk[last], dv[last], 0};
+  const std::vector<KeyValueBlock> blocks = earlier_blocks(slices, num_lent, &dk, &dv);
   if (has_cpu_loops(q_BTHS)) {
-    return attention_backward_cpu(dout_BTHS, q_BTHS, slices, out_BTHS, lse_BHT, dq_BTHS, dk, dv);
+    return attention_backward_cpu(dout_BTHS, q_BTHS, own, blocks, out_BTHS, lse_BHT, dq_BTHS);
   }
-  const at::Tensor q = q_BTHS.transpose(1, 2);
-  const at::Tensor dout = dout_BTHS.transpose(1, 2);
-  const at::Tensor out = out_BTHS.transpose(1, 2);
-  const std::size_t num_slices = slices.k.size();
-  at::Tensor dq;
-  for (std::size_t slice = num_slices; slice-- > 0;) {
-    const bool causal = slice + 1 == num_slices;
+  const std::int64_t groups = q_BTHS.size(2) / own.k_BKTS.size(1);
+  at::Tensor dq_BHTS;
+  const auto add_block = [&](const KeyValueBlock& block, bool causal) {
+    const std::int64_t first = block.first_head * groups, heads = block.k_BKTS.size(1) * groups;
     const PartialGradients part =
-        backward_one(dout, q, slices.k[slice], slices.v[slice], out, lse_BHT, causal);
-    dk[slice].add_(part.dk_BKTS);
-    dv[slice].add_(part.dv_BKTS);
-    if (dq.defined()) {
-      dq.add_(part.dq_BHTS);
+        backward_one(heads_of(dout_BTHS, 2, first, heads).transpose(1, 2),
+                     heads_of(q_BTHS, 2, first, heads).transpose(1, 2), block.k_BKTS, block.v_BKTS,
+                     heads_of(out_BTHS, 2, first, heads).transpose(1, 2),
+                     heads_of(lse_BHT, 1, first, heads), causal);
+    at::Tensor(block.dk_BKTS).add_(part.dk_BKTS);
+    at::Tensor(block.dv_BKTS).add_(part.dv_BKTS);
+    if (dq_BHTS.defined()) {
+      heads_of(dq_BHTS, 1, first, heads).add_(part.dq_BHTS);
     } else {
-      dq = num_slices > 1 ? part.dq_BHTS.to(statistics_of(q.scalar_type())) : part.dq_BHTS;
+      dq_BHTS = part.dq_BHTS.to(statistics_of(q_BTHS.scalar_type()));
     }
+  };
+  add_block(own, /*causal=*/true);
+  for (const KeyValueBlock& block : blocks) add_block(block, /*causal=*/false);
+  dq_BTHS.copy_(dq_BHTS.transpose(1, 2));
+}
+
+AttentionHalfGradients attention_half_backward(const at::Tensor& dout_BTHS,
+                                               const at::Tensor& q_BTHS, const at::Tensor& k_BKTS,
+                                               const at::Tensor& v_BKTS, const at::Tensor& out_BTHS,
+                                               const at::Tensor& lse_BHT) {
+  const auto statistics = q_BTHS.options().dtype(statistics_of(q_BTHS.scalar_type()));
+  AttentionHalfGradients gradients{at::empty(q_BTHS.sizes(), statistics),
+                                   at::empty(k_BKTS.sizes(), statistics),
+                                   at::empty(v_BKTS.sizes(), statistics)};
+  if (has_cpu_loops(q_BTHS)) {
+    attention_half_backward_cpu(dout_BTHS, q_BTHS, k_BKTS, v_BKTS, out_BTHS, lse_BHT, gradients);
+    return gradients;
   }
-  dq_BTHS.copy_(dq.transpose(1, 2));
+  const PartialGradients part =
+      backward_one(dout_BTHS.transpose(1, 2), q_BTHS.transpose(1, 2), k_BKTS, v_BKTS,
+                   out_BTHS.transpose(1, 2), lse_BHT, /*causal=*/false);
+  gradients.dq_BTHS.copy_(part.dq_BHTS.transpose(1, 2));
+  gradients.dk_BKTS.copy_(part.dk_BKTS);
+  gradients.dv_BKTS.copy_(part.dv_BKTS);
+  return gradients;
 }
 
 }  // namespace sluice

@@ -62,6 +62,9 @@ at::Tensor AttentionBlock::run(const at::Tensor& x_RD, const AttentionSlice& sli
   const at::TensorOptions options = x_RD.options();
   const at::TensorOptions statistics = options.dtype(statistics_of(x_RD.scalar_type()));
 
+  if (slice.exchange != nullptr) {
+    slice.exchange->lend_keys(slice.layer, visible_slices(*slice.shared, slice.shape.slice - 1));
+  }
   saved.x_RD = x_RD;
   saved.reciprocal_R = at::empty({x_RD.size(0)}, statistics);
   keep(saved.reciprocal_R);
@@ -91,6 +94,7 @@ at::Tensor AttentionBlock::run(const at::Tensor& x_RD, const AttentionSlice& sli
   at::Tensor v_BKTS = make_key_or_value();
   rotary_forward(qkv_RD, slice.angles, slice.shape.first_position, saved.q_BTHS, k_BKTS, v_BKTS);
   qkv_RD.reset();
+  if (slice.exchange != nullptr) slice.exchange->lend_queries(slice.layer, saved.q_BTHS);
   KeyValueSlices visible;
   if (own_key_values) {
     saved.k_BKTS = k_BKTS;
@@ -108,10 +112,32 @@ at::Tensor AttentionBlock::run(const at::Tensor& x_RD, const AttentionSlice& sli
   keep(saved.out_BTHS);
   saved.lse_BHT = at::empty({batch, heads, tokens}, statistics);
   keep(saved.lse_BHT);
-  attention_forward(saved.q_BTHS, visible, saved.out_BTHS, saved.lse_BHT);
+  attend(slice, visible, saved);
   at::Tensor y_RD = at::empty_like(x_RD);
   at::addmm_out(y_RD, x_RD, saved.out_BTHS.view({x_RD.size(0), -1}), o_.value.t());
   return y_RD;
+}
+
+void AttentionBlock::attend(const AttentionSlice& slice, const KeyValueSlices& visible,
+                            AttentionSaved& saved) const {
+  AttentionExchange* exchange = slice.exchange;
+  const int num_lent = exchange != nullptr ? exchange->num_lent(slice.layer) : 0;
+  if (num_lent == 0) {
+    attention_forward(saved.q_BTHS, visible, saved.out_BTHS, saved.lse_BHT);
+    if (exchange != nullptr) exchange->serve_forward(slice.layer, saved.q_BTHS, visible.k.back());
+    return;
+  }
+  AttentionPart sum = attention_own_part(saved.q_BTHS, visible, num_lent, saved.out_BTHS);
+  exchange->serve_forward(slice.layer, saved.q_BTHS, visible.k.back());
+  exchange->merge_forward(slice.layer, sum);
+  attention_finish(sum, saved.out_BTHS, saved.lse_BHT);
+}
+
+void AttentionBlock::begin_backward(const AttentionSlice& slice,
+                                    const AttentionSaved& saved) const {
+  if (slice.exchange == nullptr) return;
+  slice.exchange->lend_backward(slice.layer, visible_slices(*slice.shared, slice.shape.slice - 1),
+                                saved.q_BTHS, saved.out_BTHS, saved.lse_BHT);
 }
 
 at::Tensor AttentionBlock::backward(at::Tensor dy_RD, const AttentionSlice& slice,
@@ -141,9 +167,23 @@ at::Tensor AttentionBlock::backward(at::Tensor dy_RD, const AttentionSlice& slic
       shared.dv[earlier] = zeros_for_sum(visible.v[earlier]);
       slice.keep_gradient(shared.dv[earlier]);
     }
-    attention_backward(dout_RD.view(saved.q_BTHS.sizes()), saved.q_BTHS, visible, saved.out_BTHS,
-                       saved.lse_BHT, dq_BTHS, shared.dk, shared.dv);
+    const at::Tensor dout_BTHS = dout_RD.view(saved.q_BTHS.sizes());
+    AttentionExchange* exchange = slice.exchange;
+    if (exchange != nullptr) exchange->lend_gradient(slice.layer, dout_BTHS);
+    attention_backward(dout_BTHS, saved.q_BTHS, visible, saved.out_BTHS, saved.lse_BHT, dq_BTHS,
+                       shared.dk, shared.dv,
+                       exchange != nullptr ? exchange->num_lent(slice.layer) : 0);
+    if (exchange != nullptr) {
+      exchange->serve_backward(slice.layer, saved.q_BTHS, visible.k.back());
+      exchange->add_backward(slice.layer, dq_BTHS, shared.dk, shared.dv);
+    }
+    for (std::size_t seen = 0; seen < visible.k.size(); ++seen) ++shared.num_added[seen];
     const auto own = static_cast<std::size_t>(slice.shape.slice);
+    SLUICE_CHECK(
+        std::exchange(shared.num_added[own], 0) == slice.context.num_slices - slice.shape.slice,
+        "the gradient of the keys and values of slice {} is not complete: a later slice "
+        "has not run its backward",
+        slice.shape.slice);
     dk_BKTS = std::exchange(shared.dk[own], {});
     dv_BKTS = std::exchange(shared.dv[own], {});
     shared.k[own].reset();

@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "sluice/model/attention_exchange.h"
 #include "sluice/model/config.h"
 #include "sluice/model/kernels.h"
 #include "sluice/model/saved.h"
@@ -26,7 +27,9 @@ struct AttentionSlice {
   SliceShape shape;
   const RotaryAngles& angles;
   const KeyValueContext& context;
-  LayerKeyValues* shared = nullptr;  // null with one slice
+  LayerKeyValues* shared = nullptr;       // null with one slice
+  int layer = 0;                          // of the stage
+  AttentionExchange* exchange = nullptr;  // null: all attention is computed here
 
   void keep_key_value(const at::Tensor& tensor) const {
     if (context.keep_key_value) context.keep_key_value(tensor);
@@ -50,6 +53,9 @@ class AttentionBlock {
   at::Tensor recompute(const at::Tensor& x_RD, const AttentionSlice& slice, AttentionSaved& saved,
                        const KeepTensor& keep) const;
 
+  /// Lends what others compute of the layer's backward. Called on entering it.
+  void begin_backward(const AttentionSlice& slice, const AttentionSaved& saved) const;
+
   /// Returns dx_RD. Takes over dy and `saved`, hands the weight products to `sink` and adds the
   /// norm's gradient. With several slices adds to dk, dv of the earlier ones and frees the slice's
   /// own k, v, dk, dv.
@@ -63,6 +69,8 @@ class AttentionBlock {
  private:
   at::Tensor run(const at::Tensor& x_RD, const AttentionSlice& slice, bool keep_normed, bool share,
                  AttentionSaved& saved, const KeepTensor& keep) const;
+  void attend(const AttentionSlice& slice, const KeyValueSlices& visible,
+              AttentionSaved& saved) const;
 
   ModelConfig config_;
   Weight norm_, qkv_, o_;

@@ -4,6 +4,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/exp.h>
@@ -149,6 +150,87 @@ TEST(Attention, OfSlicesIsThatOfTheWhole) {
            {12}, {6, 6}, {4, 4, 4}, {3, 3, 3, 3}, {1, 2, 3, 6}, {7, 1, 4}}) {
     expect_close(sliced(problem, lengths), whole, 1e-12);
   }
+}
+
+// The last slice of `num_slices`, with the `num_lent` oldest halves computed apart and added as
+// another rank's would be.
+Result lent(const Problem& problem, int num_slices, int num_lent) {
+  const std::int64_t tokens = problem.q_BTHS.size(1) / num_slices;
+  const std::int64_t kv_heads = problem.k_BKTS.size(1);
+  const std::int64_t groups = problem.q_BTHS.size(2) / kv_heads;
+  const at::Tensor q = problem.q_BTHS.narrow(1, 0, tokens).contiguous();
+  const at::Tensor dout = problem.dout_BTHS.narrow(1, 0, tokens).contiguous();
+  const auto statistics =
+      at::TensorOptions().dtype(q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  KeyValueSlices slices;
+  std::vector<at::Tensor> dk, dv;
+  for (int slice = 0; slice < num_slices; ++slice) {
+    slices.k.push_back(problem.k_BKTS.narrow(2, slice * tokens, tokens).contiguous());
+    slices.v.push_back(problem.v_BKTS.narrow(2, slice * tokens, tokens).contiguous());
+    // As if later slices had added something.
+    dk.push_back((slices.v.back() * 0.5).to(statistics.dtype()));
+    dv.push_back((slices.k.back() * 0.5).to(statistics.dtype()));
+  }
+  Result result;
+  result.out_BTHS = at::empty_like(q);
+  result.lse_BHT = at::empty({q.size(0), q.size(2), tokens}, statistics);
+  result.dq_BTHS = at::empty_like(q);
+  if (num_lent == 0) {
+    attention_forward(q, slices, result.out_BTHS, result.lse_BHT);
+    attention_backward(dout, q, slices, result.out_BTHS, result.lse_BHT, result.dq_BTHS, dk, dv);
+  } else {
+    AttentionPart sum = attention_own_part(q, slices, num_lent, result.out_BTHS);
+    for (int half = num_lent; half-- > 0;) {
+      const HalfSlice part = half_slice(kv_heads, tokens, half);
+      const auto slice = static_cast<std::size_t>(half / 2);
+      attention_merge(sum,
+                      attention_half(part.of_queries(q, 2, groups), part.of_keys(slices.k[slice]),
+                                     part.of_keys(slices.v[slice])),
+                      part.first_head * groups);
+    }
+    attention_finish(sum, result.out_BTHS, result.lse_BHT);
+    attention_backward(dout, q, slices, result.out_BTHS, result.lse_BHT, result.dq_BTHS, dk, dv,
+                       num_lent);
+    for (int half = num_lent; half-- > 0;) {
+      const HalfSlice part = half_slice(kv_heads, tokens, half);
+      const auto slice = static_cast<std::size_t>(half / 2);
+      const AttentionHalfGradients gradients = attention_half_backward(
+          part.of_queries(dout, 2, groups), part.of_queries(q, 2, groups),
+          part.of_keys(slices.k[slice]), part.of_keys(slices.v[slice]),
+          part.of_queries(result.out_BTHS, 2, groups), part.of_queries(result.lse_BHT, 1, groups));
+      part.of_queries(result.dq_BTHS, 2, groups).add_(gradients.dq_BTHS);
+      part.of_keys(dk[slice]).add_(gradients.dk_BKTS);
+      part.of_keys(dv[slice]).add_(gradients.dv_BKTS);
+    }
+  }
+  result.dk_BKTS = at::cat(dk, 2);
+  result.dv_BKTS = at::cat(dv, 2);
+  return result;
+}
+
+TEST(Attention, GivesTheSameBitsWhereverHalfSlicesAreComputed) {
+  constexpr int kSlices = 4;
+  for (const auto& [heads, kv_heads] :
+       std::vector<std::pair<std::int64_t, std::int64_t>>{{4, 2}, {4, 4}, {3, 3}, {4, 1}}) {
+    for (const std::int64_t tokens : {std::int64_t{2}, std::int64_t{7}, 2 * kScoreRows + 5}) {
+      for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
+        const Problem problem = random_problem(2, kSlices * tokens, heads, kv_heads, 6, type);
+        const Result expected = lent(problem, kSlices, 0);
+        for (const int halves : {1, 2, 3, 6}) {
+          SCOPED_TRACE(testing::Message() << kv_heads << " of " << heads << " heads, " << tokens
+                                          << " tokens, " << halves << " halves");
+          const Result got = lent(problem, kSlices, halves);
+          EXPECT_TRUE(got.out_BTHS.equal(expected.out_BTHS));
+          EXPECT_TRUE(got.lse_BHT.equal(expected.lse_BHT));
+          EXPECT_TRUE(got.dq_BTHS.equal(expected.dq_BTHS));
+          EXPECT_TRUE(got.dk_BKTS.equal(expected.dk_BKTS));
+          EXPECT_TRUE(got.dv_BKTS.equal(expected.dv_BKTS));
+        }
+      }
+    }
+  }
+  const Problem problem = random_problem(1, 32, 4, 2, 16, at::kBFloat16);
+  expect_close(lent(problem, kSlices, 3), lent(problem, kSlices, 0), 0.03);
 }
 
 TEST(Attention, InBFloat16StaysCloseAlsoWhenMerged) {

@@ -97,6 +97,7 @@ at::Tensor DecoderLayer::run_backward(at::Tensor dy_RD, const AttentionSlice& sl
   } else {
     unpack(saved.tensors, recompute_ == Recompute::kNone, slice.shared == nullptr, attention, mlp);
   }
+  attention_.begin_backward(slice, attention);
   at::Tensor dmiddle_RD = mlp_.backward(std::move(dy_RD), std::move(mlp), sink);
   return attention_.backward(std::move(dmiddle_RD), slice, std::move(attention), sink);
 }

@@ -48,6 +48,11 @@ struct CpuKernels {
   void (*softmax_tile)(T* scores, std::int64_t rows, std::int64_t columns, std::int64_t leading,
                        std::int64_t first_visible, T* maximum, T* sum, T* out,
                        std::int64_t out_leading, std::int64_t size);
+  /// Merges rows of two running softmaxes over different columns: maximum and sum of `part` into
+  /// maximum and sum, rows of part into rows of out, each scaled to the larger maximum.
+  void (*merge_rows)(const T* part, std::int64_t part_leading, const T* part_maximum,
+                     const T* part_sum, T* out, std::int64_t out_leading, T* maximum, T* sum,
+                     std::int64_t rows, std::int64_t size);
   /// The same tile in backward: scores becomes p = exp(score - lse), dp becomes
   /// p * (dp - row_term) * scale; both 0 where a row does not see.
   void (*softmax_backward_tile)(T* scores, T* dp, std::int64_t rows, std::int64_t columns,

@@ -419,6 +419,22 @@ void softmax_tile(T* scores, std::int64_t rows, std::int64_t columns, std::int64
 }
 
 template <typename T>
+void merge_rows(const T* part, std::int64_t part_leading, const T* part_maximum, const T* part_sum,
+                T* out, std::int64_t out_leading, T* maximum, T* sum, std::int64_t rows,
+                std::int64_t size) {
+  for (std::int64_t row = 0; row < rows; ++row, part += part_leading, out += out_leading) {
+    const T top = maximum[row] < part_maximum[row] ? part_maximum[row] : maximum[row];
+    const T kept = exp_of_one(maximum[row] - top), added = exp_of_one(part_maximum[row] - top);
+    maximum[row] = top;
+    sum[row] = sum[row] * kept + part_sum[row] * added;
+    for_each_vector<T>(size, [&](std::int64_t i, std::int64_t count) {
+      store_up_to<T>(
+          out + i, load_up_to(out + i, count) * kept + load_up_to(part + i, count) * added, count);
+    });
+  }
+}
+
+template <typename T>
 void softmax_backward_tile(T* scores, T* dp, std::int64_t rows, std::int64_t columns,
                            std::int64_t leading, std::int64_t first_visible, const T* lse,
                            const T* row_term, T scale) {
@@ -450,6 +466,7 @@ constexpr CpuKernels<T> kLoops = {
     .scale_row = scale_row<T>,
     .add_row = add_row<T>,
     .softmax_tile = softmax_tile<T>,
+    .merge_rows = merge_rows<T>,
     .softmax_backward_tile = softmax_backward_tile<T>,
     .dot = dot<T>,
 };

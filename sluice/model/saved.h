@@ -9,6 +9,8 @@
 
 namespace sluice {
 
+class AttentionExchange;
+
 /// Size and place of a slice: B sequences of T tokens, the first at an absolute position.
 struct SliceShape {
   std::int64_t batch = 0, tokens = 0, first_position = 0;
@@ -39,9 +41,13 @@ using KeepTensor = std::function<void(const at::Tensor&)>;
 
 /// Keys and values that the slices of one microbatch share in one decoder layer: k[j], v[j] belong
 /// to slice j, [B, KV heads, T, head size]. dk, dv accumulate what later slices add (fp32 for
-/// bf16). With one slice all four stay empty: k and v are then saved tensors like any other.
+/// bf16), and num_added counts the slices that have. The last slice's backward makes the gradients
+/// of all slices, the backward of slice j takes those of j and frees all four tensors: every tensor
+/// has one size, so a backward frees what the next microbatch's forward takes. With one slice all
+/// lists stay empty: k and v are then saved tensors like any other.
 struct LayerKeyValues {
   std::vector<at::Tensor> k, v, dk, dv;
+  std::vector<int> num_added;
 };
 
 /// One LayerKeyValues per decoder layer of the stage, for one microbatch. Owned by the runtime.
@@ -51,6 +57,8 @@ struct KeyValueContext {
   /// Called, when set, with every k, v and every dk, dv at the moment the stage puts it here, so
   /// that the runtime can charge it.
   KeepTensor keep_key_value{}, keep_gradient{};
+  /// Set for a pass that shares its attention with other ranks. Not owned.
+  AttentionExchange* exchange = nullptr;
 };
 
 /// Joins slices 0 and 1 of every layer into slice 0. Generation keeps all tokens so far in slice 0

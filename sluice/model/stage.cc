@@ -52,10 +52,13 @@ struct Stage::Impl {
       const auto slices = static_cast<std::size_t>(context.num_slices);
       if (context.layers.size() < layers.size()) context.layers.resize(layers.size());
       slice.shared = &context.layers[layer];
+      slice.layer = static_cast<int>(layer);
+      slice.exchange = context.exchange;
       for (auto* list :
            {&slice.shared->k, &slice.shared->v, &slice.shared->dk, &slice.shared->dv}) {
         if (list->size() < slices) list->resize(slices);
       }
+      slice.shared->num_added.resize(slices, 0);
     }
     return slice;
   }

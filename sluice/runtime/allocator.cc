@@ -60,18 +60,20 @@ class LedgerAllocator final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t num_bytes) override {
     const c10::Device cpu(c10::DeviceType::CPU);
     if (num_bytes == 0) return {nullptr, nullptr, &free_block, cpu};
-    const std::size_t size = size_with_header(static_cast<std::int64_t>(num_bytes));
+    const Owner owner = current_owner;
+    const auto charged = static_cast<std::int64_t>(num_bytes);
+    if (owner.ledger != nullptr) owner.ledger->charge(owner.memory_class, charged);
+    const std::size_t size = size_with_header(charged);
     void* block = size >= kSmallestCached ? large_blocks().allocate(size)
                                           : std::aligned_alloc(kAlignment, size);
     if (block == nullptr) {
+      if (owner.ledger != nullptr) owner.ledger->charge(owner.memory_class, -charged);
       throw Failure(fmt::format(
           "out of memory: {} bytes for one tensor were refused; use fewer microbatches in flight "
           "(another pipeline.schedule), model.recompute, or a smaller model",
           num_bytes));
     }
-    auto* header = new (block) BlockHeader{
-        current_owner.ledger, static_cast<std::int64_t>(num_bytes), current_owner.memory_class};
-    if (header->ledger != nullptr) header->ledger->charge(header->memory_class, header->num_bytes);
+    auto* header = new (block) BlockHeader{owner.ledger, charged, owner.memory_class};
     void* data = header + 1;
     return {data, data, &free_block, cpu};
   }
@@ -112,8 +114,8 @@ void charge_to(const at::Tensor& tensor, MemoryLedger* ledger, MemoryClass memor
       ledger->move(header->memory_class, memory_class, header->num_bytes);
     }
   } else {
-    if (header->ledger != nullptr) header->ledger->charge(header->memory_class, -header->num_bytes);
     if (ledger != nullptr) ledger->charge(memory_class, header->num_bytes);
+    if (header->ledger != nullptr) header->ledger->charge(header->memory_class, -header->num_bytes);
   }
   header->ledger = ledger;
   header->memory_class = memory_class;

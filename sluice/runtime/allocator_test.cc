@@ -38,6 +38,21 @@ TEST_F(LedgerAllocator, ChargesRequestedBytesToTheClassOfTheThread) {
   EXPECT_EQ(ledger_.peaks().total, 116);
 }
 
+TEST_F(LedgerAllocator, RefusesWhatWouldPassTheLimitAndCountsNoneOfIt) {
+  const LedgerScope scope(&ledger_, MemoryClass::kWorkspace);
+  at::Tensor a = at::empty({10}, at::kFloat);
+  ledger_.set_limit(100);
+  EXPECT_THROW(at::empty({16}, at::kFloat), OutOfDeviceMemory);
+  EXPECT_EQ(total_bytes(ledger_.live()), 40);
+  const at::Tensor b = at::empty({15}, at::kFloat);
+  EXPECT_EQ(total_bytes(ledger_.live()), 100);
+  charge_to(a, &ledger_, MemoryClass::kActivations);  // not more than before
+  a.reset();
+  ledger_.set_limit(0);
+  const at::Tensor c = at::empty({1000}, at::kFloat);
+  EXPECT_EQ(ledger_.peaks().total, 4060);
+}
+
 TEST_F(LedgerAllocator, CountsNothingWhereNoLedgerIsSet) {
   const at::Tensor a = at::empty({100}, at::kFloat);
   EXPECT_EQ(total_bytes(ledger_.live()), 0);

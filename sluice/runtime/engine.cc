@@ -37,6 +37,21 @@ MessageTag tag_of(const Pass& producer) {
           producer.microbatch, producer.slice};
 }
 
+/// Decoder layers of every stage: each rank tells those of its own.
+std::vector<int> layers_of_stages(const Program& program, const std::vector<Stage*>& own,
+                                  Transport& transport) {
+  std::vector<double> mine;
+  for (const Stage* stage : own) mine.push_back(stage->layers().num_layers);
+  const auto all = transport.all_gather(mine);
+  std::vector<int> layers(static_cast<std::size_t>(program.num_stages()));
+  for (int stage = 0; stage < program.num_stages(); ++stage) {
+    const auto rank = static_cast<std::size_t>(program.placement.rank_of(stage));
+    const auto chunk = static_cast<std::size_t>(program.placement.chunk_of(stage));
+    layers[static_cast<std::size_t>(stage)] = static_cast<int>(all[rank][chunk]);
+  }
+  return layers;
+}
+
 }  // namespace
 
 Engine::Engine(const Program& program, std::vector<Stage*> stages, Transport& transport,
@@ -49,6 +64,12 @@ Engine::Engine(const Program& program, std::vector<Stage*> stages, Transport& tr
       keep_([&ledger](const at::Tensor& tensor) {
         charge_to(tensor, &ledger, MemoryClass::kActivations);
       }),
+      keep_key_value_([&ledger](const at::Tensor& tensor) {
+        charge_to(tensor, &ledger, MemoryClass::kKvCache);
+      }),
+      keep_gradient_([&ledger](const at::Tensor& tensor) {
+        charge_to(tensor, &ledger, MemoryClass::kKvGradient);
+      }),
       device_(at::kCPU) {
   const auto& own = program.placement.stages_of(rank_);
   SLUICE_CHECK(transport.size() == program.num_ranks(), "{} ranks for a program of {}",
@@ -59,6 +80,10 @@ Engine::Engine(const Program& program, std::vector<Stage*> stages, Transport& tr
   units_.resize(own.size() * num_microbatches * static_cast<std::size_t>(program.num_slices));
   contexts_.resize(own.size() * num_microbatches);
   spans_.reserve(program.ranks[static_cast<std::size_t>(rank_)].actions.size());
+  if (!program.exchange.empty()) {
+    exchanger_ = std::make_unique<Exchanger>(
+        program.exchange, layers_of_stages(program, stages_, transport), transport, ledger);
+  }
   if (!stages_.empty() && !stages_.front()->parameters().empty()) {
     device_ = stages_.front()->parameters().front().value.device();
   }
@@ -97,8 +122,13 @@ std::vector<LossSum> Engine::run(const StepBatch& batch, const Optimizer& optimi
   const RankProgram& mine = program_.ranks[static_cast<std::size_t>(rank_)];
   const LedgerScope scope(&ledger_, MemoryClass::kWorkspace);
   spans_.clear();
+  next_exchange_ = 0;
   losses_.assign(static_cast<std::size_t>(program_.num_microbatches * program_.num_slices), {});
-  for (auto& context : contexts_) context.num_slices = program_.num_slices;
+  for (auto& context : contexts_) {
+    context.num_slices = program_.num_slices;
+    context.keep_key_value = keep_key_value_;
+    context.keep_gradient = keep_gradient_;
+  }
   std::vector<Transport::Ticket> tickets(mine.actions.size(), 0);
   const bool has_head = program_.placement.rank_of(program_.num_stages() - 1) == rank_;
 
@@ -143,6 +173,9 @@ std::vector<LossSum> Engine::run(const StepBatch& batch, const Optimizer& optimi
     const std::vector<Span> copied = copies_->finish_step();
     spans_.insert(spans_.end(), copied.begin(), copied.end());
   }
+  SLUICE_CHECK(!exchanger_ || next_exchange_ ==
+                                  program_.exchange.ranks[static_cast<std::size_t>(rank_)].size(),
+               "rank {} did not run all passes that exchange attention", rank_);
   return has_head ? std::exchange(losses_, {}) : std::vector<LossSum>{};
 }
 
@@ -168,13 +201,28 @@ void Engine::wait_for_copy(const Pass& copy) {
 
 CopyCounters Engine::copies() const { return copies_ ? copies_->counters() : CopyCounters{}; }
 
+AttentionExchange* Engine::exchange_of(const Pass& pass) {
+  if (!exchanger_) return nullptr;
+  const auto& passes = program_.exchange.ranks[static_cast<std::size_t>(rank_)];
+  if (next_exchange_ == passes.size() || passes[next_exchange_].pass != pass) return nullptr;
+  exchanger_->begin(passes[next_exchange_++]);
+  return exchanger_.get();
+}
+
+void Engine::run_exchanging(const Pass& pass, const StepBatch& batch) {
+  KeyValueContext& context = contexts_[static_cast<std::size_t>(
+      chunk_of(pass.stage) * program_.num_microbatches + pass.microbatch)];
+  context.exchange = exchange_of(pass);
+  pass.kind == PassKind::kForward ? run_forward(pass, batch) : run_backward(pass, batch);
+  if (std::exchange(context.exchange, nullptr) != nullptr) exchanger_->finish();
+}
+
 void Engine::run_pass(const Pass& pass, const StepBatch& batch) {
   switch (pass.kind) {
     case PassKind::kForward:
-      return run_forward(pass, batch);
     case PassKind::kBackward:
     case PassKind::kBackwardInput:
-      return run_backward(pass, batch);
+      return run_exchanging(pass, batch);
     case PassKind::kBackwardWeight:
       return stages_[static_cast<std::size_t>(chunk_of(pass.stage))]->backward_weight(
           unit(pass.stage, pass.microbatch, pass.slice).saved);
@@ -287,6 +335,10 @@ void Engine::check_step_is_clean() const {
                  held.saved.head.tensors.empty();
     for (const auto& layer : held.saved.layers) clean = clean && layer.tensors.empty();
     SLUICE_CHECK(clean, "rank {} still holds tensors at the optimizer", rank_);
+  }
+  for (const KeyValueContext& context : contexts_) {
+    SLUICE_CHECK(context.layers.empty(), "rank {} still holds keys and values at the optimizer",
+                 rank_);
   }
 }
 

@@ -12,6 +12,7 @@
 #include "sluice/model/stage.h"
 #include "sluice/program/program.h"
 #include "sluice/runtime/activation_store.h"
+#include "sluice/runtime/exchanger.h"
 #include "sluice/runtime/ledger.h"
 #include "sluice/trace/timeline.h"
 
@@ -32,12 +33,14 @@ struct EngineOffload {
 };
 
 /// One rank's side of a step: the single loop that executes any Program over its stages. It knows
-/// no schedule by name; what runs is what the Program lists, in that order. Ownership: keeps
+/// no schedule by name; what runs is what the Program lists, in that order, with the attention
+/// exchange that the Program plans. Ownership: keeps
 /// references to program, stages, transport and ledger; all outlive it. Threads: one thread,
 /// prepared by RankThreadInit.
 class Engine {
  public:
   /// `stages` are this rank's stages in ascending stage order.
+  /// When the Program exchanges attention, all ranks construct together.
   /// REQUIRES: verify(program) is empty. Throws: InternalError when stages do not fit the
   /// placement.
   Engine(const Program& program, std::vector<Stage*> stages, Transport& transport,
@@ -69,6 +72,8 @@ class Engine {
   void run_backward(const Pass& pass, const StepBatch& batch);
   void post_copy(std::size_t action);
   void wait_for_copy(const Pass& copy);
+  AttentionExchange* exchange_of(const Pass& pass);
+  void run_exchanging(const Pass& pass, const StepBatch& batch);
   void hand_over(const Pass& producer, at::Tensor tensor);
   void send(const Action& action);
   void receive(const Action& action, Transport::Ticket ticket);
@@ -80,9 +85,11 @@ class Engine {
   const std::vector<Stage*> stages_;
   Transport& transport_;
   MemoryLedger& ledger_;
-  const KeepTensor keep_;
+  const KeepTensor keep_, keep_key_value_, keep_gradient_;
   std::vector<Unit> units_;                // chunk, microbatch, slice
   std::vector<KeyValueContext> contexts_;  // chunk, microbatch
+  std::unique_ptr<Exchanger> exchanger_;   // null: nothing is exchanged
+  std::size_t next_exchange_ = 0;          // of the passes that take part
   std::vector<LossSum> losses_;
   std::vector<Span> spans_;
   at::Device device_;

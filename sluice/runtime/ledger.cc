@@ -7,8 +7,19 @@
 
 namespace sluice {
 
+void MemoryLedger::set_limit(std::int64_t num_bytes) {
+  const std::lock_guard lock(mutex_);
+  limit_ = num_bytes;
+}
+
 void MemoryLedger::charge(MemoryClass memory_class, std::int64_t num_bytes) {
   const std::lock_guard lock(mutex_);
+  if (num_bytes > 0 && limit_ > 0 && total_ + num_bytes > limit_) {
+    throw OutOfDeviceMemory(fmt::format(
+        "out of device memory: {} bytes of {} beside {} bytes in use pass the limit of {}; use "
+        "shorter sequences, more slices, or another pipeline.schedule",
+        num_bytes, to_string(memory_class), total_, limit_));
+  }
   live_[static_cast<std::size_t>(memory_class)] += num_bytes;
   total_ += num_bytes;
   if (num_bytes > 0) {

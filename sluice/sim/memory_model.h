@@ -21,12 +21,28 @@ struct StageMemory {
   std::int64_t workspace_backward = 0;  // transient peak inside B
   std::int64_t workspace_backward_input = 0;
   std::int64_t workspace_backward_weight = 0;
+  // Several slices: keys and values that a slice's forward leaves for the later slices of its
+  // microbatch, and their gradients; both go in the slice's own B or I.
+  std::int64_t kv_cache = 0;
+  std::int64_t kv_gradient = 0;
   // Largest inside a pass, where known (0: the sum of the numbers above is taken): activations of
-  // the unit alone in I, and activations and workspace of the unit together.
+  // the unit alone in I, and activations and workspace of the unit together with what the pass adds
+  // to (or has freed of) keys, values and their gradients.
   std::int64_t peak_saved_backward_input = 0;
   std::int64_t peak_forward = 0;
   std::int64_t peak_backward = 0;
   std::int64_t peak_backward_input = 0;
+
+  /// B and I of the last slice, which make the gradients of all slices' keys and values. All 0:
+  /// like the other slices, with every gradient live at once.
+  struct LastSlice {
+    std::int64_t kv_gradient = 0;  // largest inside the pass
+    std::int64_t workspace_backward = 0;
+    std::int64_t workspace_backward_input = 0;
+    std::int64_t peak_backward = 0;
+    std::int64_t peak_backward_input = 0;
+  };
+  LastSlice last_slice = {};
 };
 
 /// Of one rank's shards of the vocabulary layers.

@@ -8,6 +8,7 @@ namespace sluice {
 
 MemoryWalk::MemoryWalk(const Program& program, const MemoryModel& model, int rank)
     : model_(model),
+      num_slices_(program.num_slices),
       keeps_saved_(!program.forward_only),
       form_(program.vocab),
       forward_(model.stages.size()),
@@ -121,15 +122,24 @@ const MemoryWalk::Flow& MemoryWalk::flow_of(const Pass& pass) const {
   }
 }
 
+bool MemoryWalk::makes_kv_gradients(const Pass& pass) const {
+  return num_slices_ > 1 && pass.slice + 1 == num_slices_ &&
+         (pass.kind == PassKind::kBackward || pass.kind == PassKind::kBackwardInput);
+}
+
 std::int64_t MemoryWalk::workspace_of(const Pass& pass) const {
   const StageMemory& memory = stage_of(pass);
+  const StageMemory::LastSlice& last = memory.last_slice;
+  const bool is_last = makes_kv_gradients(pass);
   switch (pass.kind) {
     case PassKind::kForward:
       return memory.workspace_forward;
     case PassKind::kBackward:
-      return memory.workspace_backward;
+      return is_last && last.workspace_backward != 0 ? last.workspace_backward
+                                                     : memory.workspace_backward;
     case PassKind::kBackwardInput:
-      return memory.workspace_backward_input;
+      return is_last && last.workspace_backward_input != 0 ? last.workspace_backward_input
+                                                           : memory.workspace_backward_input;
     case PassKind::kBackwardWeight:
       return memory.workspace_backward_weight;
     default:
@@ -143,10 +153,28 @@ void MemoryWalk::begin(const Pass& pass) {
   note_inside(pass);
   live(MemoryClass::kWorkspace) += workspace_of(pass);
   // A forward's saved tensors show in the curve from its start.
-  if (pass.kind == PassKind::kForward && keeps_saved_) {
-    live(MemoryClass::kActivations) += stage_of(pass).saved;
+  if (pass.kind == PassKind::kForward) {
+    if (keeps_saved_) live(MemoryClass::kActivations) += stage_of(pass).saved;
+    live(MemoryClass::kKvCache) += stage_of(pass).kv_cache;
   }
   note_class_peaks();
+}
+
+std::int64_t MemoryWalk::kv_gradients_made(const Pass& pass) const {
+  if (!makes_kv_gradients(pass)) return 0;
+  const StageMemory& memory = stage_of(pass);
+  return memory.last_slice.kv_gradient != 0 ? memory.last_slice.kv_gradient
+                                            : num_slices_ * memory.kv_gradient;
+}
+
+std::int64_t MemoryWalk::inside_backward(const Pass& pass) const {
+  const StageMemory& memory = stage_of(pass);
+  const bool full = pass.kind == PassKind::kBackward;
+  std::int64_t peak = full ? memory.peak_backward : memory.peak_backward_input;
+  if (makes_kv_gradients(pass)) {
+    peak = full ? memory.last_slice.peak_backward : memory.last_slice.peak_backward_input;
+  }
+  return peak != 0 ? peak : memory.saved + workspace_of(pass) + kv_gradients_made(pass);
 }
 
 // The total inside a pass is less than the sum of what its classes reach: a forward's workspace is
@@ -159,22 +187,17 @@ void MemoryWalk::note_inside(const Pass& pass) {
     case PassKind::kForward:
       inside = memory.peak_forward != 0 && keeps_saved_
                    ? memory.peak_forward
-                   : memory.workspace_forward + (keeps_saved_ ? memory.saved : 0);
+                   : memory.workspace_forward + memory.kv_cache + (keeps_saved_ ? memory.saved : 0);
       break;
     case PassKind::kBackward:
       own_before = memory.saved;
-      inside = memory.peak_backward != 0 ? memory.peak_backward
-                                         : memory.saved + memory.workspace_backward;
+      inside = inside_backward(pass);
       break;
-    case PassKind::kBackwardInput: {
+    case PassKind::kBackwardInput:
       own_before = memory.saved;
-      inside = memory.peak_backward_input != 0 ? memory.peak_backward_input
-                                               : memory.saved + memory.workspace_backward_input;
-      auto& peak = peaks_.by_class[static_cast<std::size_t>(MemoryClass::kActivations)];
-      peak = std::max(
-          peak, live(MemoryClass::kActivations) - own_before + memory.peak_saved_backward_input);
+      inside = inside_backward(pass);
+      note_class(MemoryClass::kActivations, memory.peak_saved_backward_input - own_before);
       break;
-    }
     case PassKind::kBackwardWeight:
       own_before = memory.saved_for_weight;
       inside = own_before + memory.workspace_backward_weight;
@@ -182,10 +205,13 @@ void MemoryWalk::note_inside(const Pass& pass) {
     default:
       return;
   }
+  note_class(MemoryClass::kKvGradient, kv_gradients_made(pass));
   BytesByClass now = bytes_;
-  if (pass.kind == PassKind::kForward && keeps_saved_) {
-    now[static_cast<std::size_t>(MemoryClass::kActivations)] += memory.saved;
-    inside -= memory.saved;
+  if (pass.kind == PassKind::kForward) {
+    const std::int64_t saved = keeps_saved_ ? memory.saved : 0;
+    now[static_cast<std::size_t>(MemoryClass::kActivations)] += saved;
+    now[static_cast<std::size_t>(MemoryClass::kKvCache)] += memory.kv_cache;
+    inside -= saved + memory.kv_cache;
   }
   now[static_cast<std::size_t>(MemoryClass::kWorkspace)] += inside - own_before;
   note_total(now);
@@ -199,11 +225,18 @@ void MemoryWalk::end(const Pass& pass) {
   live(MemoryClass::kBoundary) += flow.made - flow.received - flow.taken;
   std::int64_t& saved = live(MemoryClass::kActivations);
   switch (pass.kind) {
+    case PassKind::kForward:  // nobody reads keys and values after the last slice
+      if (!keeps_saved_ && pass.slice + 1 == num_slices_) {
+        live(MemoryClass::kKvCache) -= num_slices_ * memory.kv_cache;
+      }
+      break;
     case PassKind::kBackward:
       saved -= memory.saved;
+      end_slice(pass);
       break;
     case PassKind::kBackwardInput:
       saved += memory.saved_for_weight - memory.saved;
+      end_slice(pass);
       break;
     case PassKind::kBackwardWeight:
       saved -= memory.saved_for_weight;
@@ -212,6 +245,13 @@ void MemoryWalk::end(const Pass& pass) {
       break;
   }
   note_peaks();
+}
+
+void MemoryWalk::end_slice(const Pass& pass) {
+  const StageMemory& memory = stage_of(pass);
+  live(MemoryClass::kKvCache) -= memory.kv_cache;
+  live(MemoryClass::kKvGradient) +=
+      (makes_kv_gradients(pass) ? num_slices_ - 1 : -1) * memory.kv_gradient;
 }
 
 bool MemoryWalk::post(const Pass& pass) {
@@ -234,6 +274,11 @@ void MemoryWalk::reload(const Pass& pass) {
 void MemoryWalk::note_peaks() {
   note_class_peaks();
   note_total(bytes_);
+}
+
+void MemoryWalk::note_class(MemoryClass memory_class, std::int64_t more) {
+  auto& peak = peaks_.by_class[static_cast<std::size_t>(memory_class)];
+  peak = std::max(peak, live(memory_class) + more);
 }
 
 void MemoryWalk::note_class_peaks() {

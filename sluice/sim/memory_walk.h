@@ -51,14 +51,21 @@ class MemoryWalk {
   void begin_shard(const Pass& pass, const VocabMemory& memory);
   void end_shard(const Pass& pass, const VocabMemory& memory);
   bool post_shard(const Pass& pass, const VocabMemory& memory);
+  /// Whether the pass is the backward that makes the gradients of all keys and values.
+  bool makes_kv_gradients(const Pass& pass) const;
   const Flow& flow_of(const Pass& pass) const;
   std::int64_t workspace_of(const Pass& pass) const;
+  std::int64_t kv_gradients_made(const Pass& pass) const;
+  std::int64_t inside_backward(const Pass& pass) const;
+  void end_slice(const Pass& pass);
   void note_inside(const Pass& pass);
   void note_peaks();
+  void note_class(MemoryClass memory_class, std::int64_t more);
   void note_class_peaks();
   void note_total(const BytesByClass& bytes);
 
   const MemoryModel& model_;
+  int num_slices_;
   bool keeps_saved_;
   VocabForm form_;
   std::vector<Flow> forward_;   // per stage

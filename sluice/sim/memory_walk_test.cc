@@ -193,6 +193,41 @@ TEST(Memory, EndsWhereItBeganAndReportsThePeaksOfItsCurve) {
   });
 }
 
+TEST(Memory, CountsKeysAndValuesOfSlicesAndTheirGradients) {
+  constexpr int kSlices = 4;
+  for (const bool measured : {false, true}) {
+    MemoryModel model = model_of(3);
+    for (StageMemory& stage : model.stages) {
+      stage.kv_cache = 10'000;
+      stage.kv_gradient = 20'000;
+      // As of a stage of two layers: all gradients of the upper layer, less the last slice's, and
+      // all of the lower one.
+      if (measured) stage.last_slice.kv_gradient = (2 * kSlices - 1) * 10'000;
+    }
+    ScheduleRequest request;
+    request.ranks = 3;
+    request.microbatches = 5;
+    request.slices = kSlices;
+    const Schedule schedule = make_schedule("1f1b", request);
+    const Simulation result = run(schedule, model);
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      const auto in_flight = static_cast<std::int64_t>(3 - rank);
+      const BytesByClass& peaks = result.memory[rank].by_class;
+      EXPECT_EQ(of(peaks, MemoryClass::kActivations), in_flight * kSlices * 100'000);
+      EXPECT_EQ(of(peaks, MemoryClass::kKvCache), in_flight * kSlices * 10'000);
+      EXPECT_EQ(of(peaks, MemoryClass::kKvGradient),
+                measured ? (2 * kSlices - 1) * 10'000 : kSlices * 20'000);
+      const BytesByClass& after = result.curve.ranks[rank].back().bytes;
+      EXPECT_EQ(of(after, MemoryClass::kKvCache), 0);
+      EXPECT_EQ(of(after, MemoryClass::kKvGradient), 0);
+    }
+    const Simulation forwards = run(forward_only(schedule), model);
+    EXPECT_EQ(of(forwards.memory[0].by_class, MemoryClass::kKvCache), kSlices * 10'000);
+    EXPECT_EQ(of(forwards.curve.ranks[0].back().bytes, MemoryClass::kKvCache), 0);
+    EXPECT_EQ(of(forwards.memory[0].by_class, MemoryClass::kKvGradient), 0);
+  }
+}
+
 TEST(Memory, RefusesAModelOfOtherStages) {
   ScheduleRequest request;
   request.ranks = 2;

@@ -47,6 +47,37 @@ void check_against_weights(const ModelConfig& asked, const ModelConfig& imported
   same("tie_word_embeddings", &ModelConfig::tie_word_embeddings);
 }
 
+/// Slices have equal lengths, so that a backward frees exactly what the next forward takes.
+void check_slices(std::int64_t slices, std::int64_t length) {
+  if (length % slices == 0) return;
+  const std::int64_t below = length / slices * slices, above = below + slices;
+  throw InvalidArgument(fmt::format(
+      "data.sequence_length = {}: pipeline.slices = {} does not divide it into equal slices; the "
+      "nearest lengths that fit are {}, or take fewer slices",
+      length, slices,
+      below == 0 ? fmt::format("{}", above) : fmt::format("{} and {}", below, above)));
+}
+
+/// What moves between ranks is half a slice of keys and values: half of their heads, or of the rows
+/// where the number of heads is odd.
+void check_exchange(const RunConfig& config) {
+  const PipelineConfig& pipeline = config.pipeline;
+  if (pipeline.exchange == "none") return;
+  if (pipeline.slices == 1) {
+    throw InvalidArgument(fmt::format(
+        "pipeline.exchange = {}: attention is exchanged in slices, and pipeline.slices is 1; set "
+        "pipeline.slices to {} or more",
+        pipeline.exchange, std::max(2, pipeline.ranks)));
+  }
+  if (config.model.num_key_value_heads % 2 == 1 &&
+      config.data.sequence_length / pipeline.slices < 2) {
+    throw InvalidArgument(fmt::format(
+        "pipeline.exchange = {}: slices of one token cannot be halved with "
+        "model.num_key_value_heads = {}; set pipeline.slices to {} or less",
+        pipeline.exchange, config.model.num_key_value_heads, config.data.sequence_length / 2));
+  }
+}
+
 /// Options whose technique is designed but not built. One line here goes when its technique comes.
 void refuse_unbuilt(const RunConfig& config) {
   const PipelineConfig& pipeline = config.pipeline;
@@ -56,8 +87,6 @@ void refuse_unbuilt(const RunConfig& config) {
     throw InvalidArgument(
         fmt::format("{} = {}: is not built yet; set {} = {}", key, value, key, works));
   };
-  refuse(pipeline.slices > 1, "pipeline.slices", pipeline.slices, "1");
-  refuse(pipeline.exchange != "none", "pipeline.exchange", pipeline.exchange, "\"none\"");
   refuse(pipeline.vocab != "last", "pipeline.vocab", pipeline.vocab, "\"last\"");
   refuse(config.run.transport != "threads", "run.transport", config.run.transport, "\"threads\"");
 }
@@ -80,6 +109,8 @@ void check_run_config(const RunConfig& config) {
         train.min_learning_rate, train.learning_rate));
   }
   if (config.run.dir.empty()) throw InvalidArgument("run.dir is empty: name a folder");
+  check_slices(config.pipeline.slices, config.data.sequence_length);
+  check_exchange(config);
   refuse_unbuilt(config);
 }
 

@@ -134,9 +134,28 @@ TEST(RunConfig, RefusesWrongTypesAndValuesWithTheRule) {
 }
 
 TEST(RunConfig, RefusesWhatIsNotBuiltYet) {
-  const char* const cases[] = {"pipeline.slices=2", "pipeline.exchange=balanced",
-                               "pipeline.vocab=parallel-1", "run.transport=mpi"};
+  const char* const cases[] = {"pipeline.vocab=parallel-1", "run.transport=mpi"};
   for (const char* option : cases) EXPECT_CONTAINS(refusal("", {option}), "is not built yet");
+}
+
+TEST(RunConfig, CutsSequencesIntoEqualSlicesOrNamesTheNearestLengthsThatFit) {
+  const auto with_length = [](int length) {
+    return std::vector<std::string>{fmt::format("data.sequence_length={}", length),
+                                    "pipeline.slices=8"};
+  };
+  EXPECT_EQ(parse("", with_length(96)).pipeline.slices, 8);
+  EXPECT_CONTAINS(refusal("", with_length(100)), "nearest lengths that fit are 96 and 104");
+  EXPECT_CONTAINS(refusal("", with_length(5)), "nearest lengths that fit are 8,");
+}
+
+TEST(RunConfig, ExchangesAttentionOnlyOfSlicesThatCanBeHalved) {
+  EXPECT_CONTAINS(refusal("", {"pipeline.exchange=balanced"}), "set pipeline.slices to 2 or more");
+  const std::vector<std::string> one_token = {"pipeline.exchange=pairwise", "pipeline.slices=8",
+                                              "data.sequence_length=8",
+                                              "model.num_key_value_heads=1"};
+  EXPECT_CONTAINS(refusal("", one_token), "set pipeline.slices to 4 or less");
+  EXPECT_EQ(parse("", {"pipeline.exchange=balanced", "pipeline.slices=8"}).pipeline.exchange,
+            "balanced");
 }
 
 TEST(RunConfig, ChecksTheModelsSizesTogether) {

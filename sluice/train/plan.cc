@@ -9,6 +9,7 @@
 #include "sluice/common/errors.h"
 #include "sluice/model/accounting.h"
 #include "sluice/program/lower.h"
+#include "sluice/program/plan_exchange.h"
 #include "sluice/program/verify.h"
 #include "sluice/schedule/registry.h"
 #include "sluice/sim/offload_schedule.h"
@@ -27,13 +28,13 @@ CostModel costs_from_flops(const RunConfig& config, const Layout& layout, double
   cost.num_slices = config.pipeline.slices;
   cost.unit_per_tick = kNanosecond;
   const auto ticks = [&](double flops) {
-    return std::max<std::int64_t>(
-        1, std::llround(flops / cost.num_slices / flops_per_second / kNanosecond));
+    return std::max<std::int64_t>(1, std::llround(flops / flops_per_second / kNanosecond));
   };
+  const std::int64_t tokens = config.data.sequence_length / cost.num_slices;
   for (const StageLayers& layers : layout) {
-    const StageFlops flops = stage_flops(config.model, layers, config.pipeline.microbatch_size,
-                                         config.data.sequence_length);
     for (int slice = 0; slice < cost.num_slices; ++slice) {
+      const StageFlops flops =
+          slice_flops(config.model, layers, config.pipeline.microbatch_size, tokens, slice);
       cost.ticks[row(PassKind::kForward)].push_back(ticks(flops.forward));
       cost.ticks[row(PassKind::kBackwardInput)].push_back(ticks(flops.backward_input));
       cost.ticks[row(PassKind::kBackwardWeight)].push_back(ticks(flops.backward_weight));
@@ -42,6 +43,36 @@ CostModel costs_from_flops(const RunConfig& config, const Layout& layout, double
     }
   }
   return cost;
+}
+
+ExchangeMode exchange_mode(const PipelineConfig& pipeline) {
+  if (pipeline.exchange == "pairwise") return ExchangeMode::kPairwise;
+  return pipeline.exchange == "balanced" ? ExchangeMode::kBalanced : ExchangeMode::kNone;
+}
+
+/// What plan_exchange() levels: the forwards' FLOPs as ticks. Between threads nothing is copied, so
+/// that moving costs only the ranks' waiting for each other.
+ExchangePlan plan_attention(const RunConfig& config, const Layout& layout, const Program& program,
+                            double flops_per_second) {
+  const ExchangeMode mode = exchange_mode(config.pipeline);
+  if (mode == ExchangeMode::kNone) return {};
+  constexpr double kSecondsPerTransfer = 50e-6;  // of one layer
+  const int num_slices = program.num_slices;
+  const std::int64_t tokens = config.data.sequence_length / num_slices;
+  const auto ticks = [](double seconds) { return std::llround(seconds / kNanosecond); };
+  ExchangeCosts costs{num_slices, {}, {}};
+  int most_layers = 0;
+  for (const StageLayers& layers : layout) {
+    most_layers = std::max(most_layers, layers.num_layers);
+    for (int slice = 0; slice < num_slices; ++slice) {
+      const StageFlops flops =
+          slice_flops(config.model, layers, config.pipeline.microbatch_size, tokens, slice);
+      costs.half.push_back(ticks(flops.half_slice / flops_per_second));
+      costs.own.push_back(ticks((flops.forward - 2 * slice * flops.half_slice) / flops_per_second));
+    }
+  }
+  return plan_exchange(program, mode, costs,
+                       {.per_half = 0, .per_transfer = ticks(kSecondsPerTransfer * most_layers)});
 }
 
 ScheduleRequest request_of(const PipelineConfig& pipeline) {
@@ -61,13 +92,17 @@ std::vector<int> rank_of_stages(const Placement& placement) {
   return ranks;
 }
 
-Program lower_and_verify(const Schedule& schedule) {
-  Program program = lower(schedule);
+void check_program(const Program& program) {
   const auto problems = verify(program);
   if (!problems.empty()) {
-    throw InternalError(fmt::format("the program of schedule {} fails its proof: {}", schedule.name,
+    throw InternalError(fmt::format("the program of schedule {} fails its proof: {}", program.name,
                                     problems.front().text));
   }
+}
+
+Program lower_and_verify(const Schedule& schedule) {
+  Program program = lower(schedule);
+  check_program(program);
   return program;
 }
 
@@ -175,6 +210,11 @@ MemoryModel memory_model(const ModelConfig& model, const Layout& layout, const P
     stage.peak_forward = bytes.peak_forward;
     stage.peak_backward = bytes.peak_backward;
     stage.peak_backward_input = bytes.peak_backward_input;
+    stage.kv_cache = bytes.kv_cache;
+    stage.kv_gradient = bytes.kv_gradient;
+    stage.last_slice = {bytes.last_slice.kv_gradient, bytes.last_slice.workspace_backward,
+                        bytes.last_slice.workspace_backward_input, bytes.last_slice.peak_backward,
+                        bytes.last_slice.peak_backward_input};
     memory.stages.push_back(stage);
   }
   if (model.tie_word_embeddings) {

@@ -69,9 +69,9 @@ Trainer::Trainer(const RunConfig& config, bool resume)
   install_ledger_allocator();
   const RankThreadInit init;
   if (device_.is_cpu()) {
-    peak_flops_per_second_ =
-        measure_gemm_rate(make_transports(config_), config_.model,
-                          config_.data.sequence_length * config_.pipeline.microbatch_size);
+    peak_flops_per_second_ = measure_gemm_rate(
+        make_transports(config_), config_.model,
+        config_.data.sequence_length / config_.pipeline.slices * config_.pipeline.microbatch_size);
   }
   const double rank_rate = peak_flops_per_second_ > 0.0
                                ? kAssumedEfficiency * peak_flops_per_second_ /

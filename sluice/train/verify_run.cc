@@ -60,6 +60,7 @@ Verification verify_run(const RunConfig& config) {
   plain_config.pipeline.ranks = 1;
   plain_config.pipeline.chunks = 0;
   plain_config.pipeline.group = 0;
+  plain_config.pipeline.exchange = "none";
   plain_config.pipeline.layers = "auto";
   plain_config.pipeline.offload = "none";
   Trainer plain(plain_config, /*resume=*/false);

@@ -1,0 +1,130 @@
+// Tokens per second and activation memory of configurations side by side, in turns: by default 1F1B
+// whole and SlimPipe in slices. Example: slice_speed --runs 1f1b slimpipe/8 slimpipe/8/balanced
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/step_runner.h"
+#include "sluice/common/errors.h"
+
+namespace sluice::bench {
+namespace {
+
+struct Options {
+  std::vector<std::string> runs = {"1f1b", "slimpipe/8", "slimpipe/8/balanced"};
+  int ranks = 2, microbatches = 4, steps = 3;
+  std::int64_t hidden = 512, layers = 8, length = 4096;
+};
+
+/// "schedule[/slices[/exchange]]".
+RunConfig config_of(const Options& options, const std::string& run) {
+  RunConfig config;
+  config.model.vocab_size = 256;
+  config.model.hidden_size = options.hidden;
+  config.model.intermediate_size = options.hidden * 11 / 4;
+  config.model.num_hidden_layers = options.layers;
+  config.model.num_attention_heads = options.hidden / 64;
+  config.model.num_key_value_heads = options.hidden / 64;
+  config.data.paths = {"random"};
+  config.data.sequence_length = options.length;
+  const std::size_t first = run.find('/');
+  const std::size_t second = first == std::string::npos ? first : run.find('/', first + 1);
+  config.pipeline.schedule = run.substr(0, first);
+  if (first != std::string::npos) config.pipeline.slices = std::stoi(run.substr(first + 1));
+  if (second != std::string::npos) config.pipeline.exchange = run.substr(second + 1);
+  config.pipeline.ranks = options.ranks;
+  config.pipeline.layers = "uniform";
+  config.pipeline.microbatches = options.microbatches;
+  config.pipeline.microbatch_size = 1;
+  return config;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+struct Run {
+  std::string name;
+  std::unique_ptr<StepRunner> runner;
+  std::vector<double> seconds;
+  double bubble = 0.0;  // of the last step
+};
+
+/// Idle share of ranks times makespan; passes that wait for exchanged attention count as busy.
+double measured_bubble(const Timeline& timeline) {
+  std::int64_t first = timeline.end(), last = timeline.begin();
+  double busy = 0.0;
+  for (const auto& spans : timeline.ranks) {
+    for (const Span& span : spans) {
+      if (span.kind != ActionKind::kPass) continue;
+      first = std::min(first, span.begin);
+      last = std::max(last, span.end);
+      busy += static_cast<double>(span.end - span.begin);
+    }
+  }
+  return 1.0 -
+         busy / (static_cast<double>(last - first) * static_cast<double>(timeline.ranks.size()));
+}
+
+void run(const Options& options) {
+  std::vector<Run> runs;
+  for (const std::string& name : options.runs) {
+    runs.push_back({name, std::make_unique<StepRunner>(config_of(options, name)), {}, 0.0});
+  }
+  // In turns, so that what else happens on the machine meets all of them; the first round warms up.
+  for (int step = 0; step <= options.steps; ++step) {
+    for (Run& each : runs) {
+      const double seconds = each.runner->train(1).front();
+      if (step > 0) each.seconds.push_back(seconds);
+      each.bubble = measured_bubble(each.runner->timeline());
+    }
+  }
+  const double tokens = static_cast<double>(options.length * options.microbatches);
+  const double base_seconds = median(runs.front().seconds);
+  const auto base_peak = static_cast<double>(runs.front().runner->activation_peak());
+  fmt::print(
+      "# Slices: speed and memory\n\n{} ranks, hidden {}, {} layers, sequence {}, {} microbatches "
+      "of one sequence, fp32; median of {} steps in turns.\n\n"
+      "| run | tokens/s | ratio | activations, MiB | ratio | bubble | predicted bubble |\n"
+      "|---|---|---|---|---|---|---|\n",
+      options.ranks, options.hidden, options.layers, options.length, options.microbatches,
+      options.steps);
+  for (const Run& each : runs) {
+    const double seconds = median(each.seconds);
+    const auto peak = static_cast<double>(each.runner->activation_peak());
+    const RunPlan& plan = each.runner->plan();
+    const Simulation again =
+        simulate(plan.program, measured_costs(each.runner->timeline(), plan.program), {});
+    fmt::print("| {} | {:.0f} | {:.3f} | {:.1f} | {:.3f} | {:.3f} | {:.3f} |\n", each.name,
+               tokens / seconds, base_seconds / seconds, peak / (1 << 20), peak / base_peak,
+               each.bubble, again.bubble.bubble_fraction);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::bench
+
+int main(int argc, char** argv) {
+  sluice::bench::Options options;
+  CLI::App app("Speed and activation memory of schedules with and without slices.");
+  app.add_option("--runs", options.runs, "SCHEDULE[/SLICES[/EXCHANGE]]; the first is the base");
+  app.add_option("--ranks", options.ranks)->capture_default_str();
+  app.add_option("--microbatches", options.microbatches)->capture_default_str();
+  app.add_option("--hidden", options.hidden)->capture_default_str();
+  app.add_option("--layers", options.layers)->capture_default_str();
+  app.add_option("--length", options.length, "tokens of a sequence")->capture_default_str();
+  app.add_option("--steps", options.steps, "measured steps of each run")->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  try {
+    sluice::bench::run(options);
+  } catch (const sluice::Error& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return 1;
+  }
+  return 0;
+}
