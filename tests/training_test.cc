@@ -289,12 +289,45 @@ TEST_P(PredictedMemory, IsWhatTheLedgerMeasures) {
   }
 }
 
-TEST_P(PredictedMemory, OfSlicesIsWhatTheLedgerMeasures) {
+class PredictedMemoryOfSlices : public PredictedMemory {};
+
+TEST_P(PredictedMemoryOfSlices, IsWhatTheLedgerMeasures) {
   for (const char* recompute : {"none", "full"}) {
     expect_prediction({fmt::format("pipeline.schedule={}", GetParam()), "pipeline.ranks=3",
-                       "pipeline.microbatches=6", "pipeline.slices=8",
+                       "pipeline.microbatches=4", "pipeline.slices=8",
                        fmt::format("model.recompute={}", recompute), "train.steps=1",
                        "data.sequence_length=64", "train.eval_every=0"});
+  }
+}
+
+TEST_F(Training, SlimPipePeaksAtItsFormula) {
+  constexpr int kRanks = 8, kSlices = 16;
+  for (const int chunks : {1, 2}) {
+    Trainer trainer(
+        config("peak", {"pipeline.schedule=slimpipe", fmt::format("pipeline.ranks={}", kRanks),
+                        fmt::format("pipeline.slices={}", kSlices),
+                        fmt::format("pipeline.chunks={}", chunks), "pipeline.layers=uniform",
+                        "pipeline.microbatches=3", "model.num_hidden_layers=16",
+                        "data.sequence_length=64", "train.steps=1", "train.eval_every=0"}),
+        false);
+    const TrainResult result = trainer.run({});
+    const std::vector<StageMemory>& stages = trainer.plan().memory.stages;
+    std::int64_t microbatch = 0;  // what one saves in the whole model
+    for (const StageMemory& stage : stages) microbatch += kSlices * (stage.saved + stage.kv_cache);
+    const double expected =
+        static_cast<double>(microbatch) / kRanks * (1.0 + 2.0 * (kRanks - 1) / (kSlices * chunks));
+    const auto of = [&](MemoryClass memory_class) {
+      return static_cast<double>(result.memory[0].by_class[static_cast<std::size_t>(memory_class)]);
+    };
+    EXPECT_NEAR(of(MemoryClass::kActivations) + of(MemoryClass::kKvCache), expected,
+                0.02 * expected);
+    // With one chunk one microbatch at a time is in its backward: the gradients of all slices but
+    // the last one's of the layers done, and that one's of one layer.
+    const auto slice = static_cast<double>(stages[0].kv_gradient);  // of two layers
+    if (chunks == 1) {
+      EXPECT_EQ(of(MemoryClass::kKvGradient), (kSlices - 1) * slice + slice / 2);
+    }
+    fs::remove_all(root_ / "peak");
   }
 }
 
@@ -305,6 +338,17 @@ std::vector<std::string> schedule_names() {
   }
   return names;
 }
+
+INSTANTIATE_TEST_SUITE_P(Schedules, PredictedMemoryOfSlices,
+                         ::testing::Values("1f1b", "interleaved", "v-half", "slimpipe", "seq1f1b",
+                                           "slice-v"),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           for (char& c : name) {
+                             if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+                           }
+                           return name;
+                         });
 
 INSTANTIATE_TEST_SUITE_P(Schedules, PredictedMemory, ::testing::ValuesIn(schedule_names()),
                          [](const auto& test) {

@@ -12,6 +12,7 @@
 #include "sluice/program/plan_exchange.h"
 #include "sluice/program/verify.h"
 #include "sluice/schedule/registry.h"
+#include "sluice/sim/exchange_cost.h"
 #include "sluice/sim/offload_schedule.h"
 #include "sluice/trace/grid.h"
 
@@ -40,6 +41,13 @@ CostModel costs_from_flops(const RunConfig& config, const Layout& layout, double
       cost.ticks[row(PassKind::kBackwardWeight)].push_back(ticks(flops.backward_weight));
       cost.ticks[row(PassKind::kBackward)].push_back(
           ticks(flops.backward_input + flops.backward_weight));
+      // Backward multiplies attention by 2.5, all of it for the input. Rounded down, so that no
+      // pass has more to lend than it takes.
+      const auto half =
+          static_cast<std::int64_t>(flops.half_slice / flops_per_second / kNanosecond);
+      cost.half_ticks[row(PassKind::kForward)].push_back(half);
+      cost.half_ticks[row(PassKind::kBackwardInput)].push_back(half * 5 / 2);
+      cost.half_ticks[row(PassKind::kBackward)].push_back(half * 5 / 2);
     }
   }
   return cost;
@@ -50,29 +58,13 @@ ExchangeMode exchange_mode(const PipelineConfig& pipeline) {
   return pipeline.exchange == "balanced" ? ExchangeMode::kBalanced : ExchangeMode::kNone;
 }
 
-/// What plan_exchange() levels: the forwards' FLOPs as ticks. Between threads nothing is copied, so
-/// that moving costs only the ranks' waiting for each other.
-ExchangePlan plan_attention(const RunConfig& config, const Layout& layout, const Program& program,
-                            double flops_per_second) {
-  const ExchangeMode mode = exchange_mode(config.pipeline);
-  if (mode == ExchangeMode::kNone) return {};
-  constexpr double kSecondsPerTransfer = 50e-6;  // of one layer
-  const int num_slices = program.num_slices;
-  const std::int64_t tokens = config.data.sequence_length / num_slices;
-  const auto ticks = [](double seconds) { return std::llround(seconds / kNanosecond); };
-  ExchangeCosts costs{num_slices, {}, {}};
+/// Between threads nothing is copied, so that an exchange costs only the ranks' waiting for each
+/// other in every layer.
+ExchangeLink thread_link(const Layout& layout) {
+  constexpr std::int64_t kTicksPerTransfer = 50'000;
   int most_layers = 0;
-  for (const StageLayers& layers : layout) {
-    most_layers = std::max(most_layers, layers.num_layers);
-    for (int slice = 0; slice < num_slices; ++slice) {
-      const StageFlops flops =
-          slice_flops(config.model, layers, config.pipeline.microbatch_size, tokens, slice);
-      costs.half.push_back(ticks(flops.half_slice / flops_per_second));
-      costs.own.push_back(ticks((flops.forward - 2 * slice * flops.half_slice) / flops_per_second));
-    }
-  }
-  return plan_exchange(program, mode, costs,
-                       {.per_half = 0, .per_transfer = ticks(kSecondsPerTransfer * most_layers)});
+  for (const StageLayers& layers : layout) most_layers = std::max(most_layers, layers.num_layers);
+  return {.per_half = 0, .per_transfer = kTicksPerTransfer * most_layers};
 }
 
 ScheduleRequest request_of(const PipelineConfig& pipeline) {
@@ -245,6 +237,7 @@ RunPlan make_plan(const RunConfig& config, double flops_per_second, const CopyRa
   plan.layout = parse_layout(pipeline.layers, config.model, rank_of_stages(placement),
                              config.data.sequence_length);
   plan.cost = costs_from_flops(config, plan.layout, flops_per_second);
+  plan.cost.link = thread_link(plan.layout);
   request.ticks = to_pass_ticks(plan.cost);
   plan.schedule = make_schedule(pipeline.schedule, request);
   plan.memory =
@@ -252,6 +245,11 @@ RunPlan make_plan(const RunConfig& config, double flops_per_second, const CopyRa
                    config.data.sequence_length / pipeline.slices, pipeline.slices);
   plan_copies(config, rates, plan);
   plan.program = lower_and_verify(plan.schedule);
+  if (const ExchangeMode mode = exchange_mode(pipeline); mode != ExchangeMode::kNone) {
+    plan.program.exchange =
+        plan_exchange(plan.program, mode, exchange_costs(plan.cost), plan.cost.link);
+    check_program(plan.program);
+  }
   plan.evaluation = lower_and_verify(forward_only(plan.schedule));
   plan.prediction =
       simulate(plan.program, plan.cost,
