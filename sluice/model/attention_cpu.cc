@@ -65,7 +65,7 @@ Rows<T> query_rows(const at::Tensor& q_BTHS, std::int64_t batch, std::int64_t he
 
 template <typename T>
 T* statistics_row(const at::Tensor& rows_BHT, std::int64_t batch, std::int64_t head) {
-  SLUICE_CHECK(rows_BHT.stride(2) == 1);
+  SLUICE_CHECK(rows_BHT.size(2) <= 1 || rows_BHT.stride(2) == 1);
   auto* data = const_cast<T*>(rows_BHT.const_data_ptr<T>());
   return data + batch * rows_BHT.stride(0) + head * rows_BHT.stride(1);
 }
