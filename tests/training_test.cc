@@ -363,9 +363,11 @@ INSTANTIATE_TEST_SUITE_P(Schedules, PredictedMemory, ::testing::ValuesIn(schedul
 class OffloadRun : public Training, public ::testing::WithParamInterface<std::string> {};
 
 TEST_P(OffloadRun, GivesTheSameBitsOnBothTiersAndTheMemoryOfThePlan) {
-  const std::vector<std::string> sizes = {fmt::format("pipeline.schedule={}", GetParam()),
-                                          "pipeline.microbatches=8", "model.num_hidden_layers=8",
-                                          "train.steps=3", "train.eval_every=0"};
+  std::vector<std::string> sizes = {fmt::format("pipeline.schedule={}", GetParam()),
+                                    "pipeline.microbatches=8", "model.num_hidden_layers=8",
+                                    "train.steps=3", "train.eval_every=0"};
+  // Two ranks of 1F1B hold too little for a copy there and back to pay.
+  if (GetParam() == "1f1b") sizes.emplace_back("pipeline.ranks=4");
   auto with = sizes;
   with[0] = "pipeline.schedule=" + (GetParam().starts_with("po") ? "po" : GetParam());
   const RunOutcome plain = run(config("plain", with), false);

@@ -21,9 +21,9 @@ struct GridOptions {
 /// than one, "5F3"; dots are idle time. With less room it leaves out first the stages (the second
 /// chunk is then in lower case) and the gaps between passes, then the microbatches where there are
 /// slices ("F2" is slice 2), then all but the letters; a timeline
-/// too long for that shows its beginning and its end. Below stand the times and a legend; with slices
-/// also how many of them the first rank keeps for their backward.
-/// Every line ends with a newline. An empty timeline gives an empty string.
+/// too long for that shows its beginning and its end. Below stand the times and a legend; with
+/// slices also how many of them the first rank keeps for their backward. Every line ends with a
+/// newline. An empty timeline gives an empty string.
 std::string draw_grid(const Timeline& timeline, const GridOptions& options = {});
 
 /// Draws a schedule that has no times: every pass takes one unit, a full backward two, messages
