@@ -13,6 +13,7 @@
 #include "sluice/program/program.h"
 #include "sluice/runtime/activation_store.h"
 #include "sluice/runtime/ledger.h"
+#include "sluice/runtime/vocab_runtime.h"
 #include "sluice/trace/timeline.h"
 
 namespace sluice {
@@ -23,6 +24,9 @@ struct StepBatch {
   std::vector<at::Tensor> tokens_BT;
   std::vector<at::Tensor> targets_BT;
   LossOptions loss;
+  /// Per microbatch, what the loss of each token counts, [B, T]; empty: 1. Only where the
+  /// vocabulary is sharded. A sharded vocabulary needs tokens and targets on every rank.
+  std::vector<at::Tensor> weights_BT;
 };
 
 /// Where D passes copy to. Without a store the engine keeps the bytes in host memory of its own.
@@ -40,8 +44,10 @@ class Engine {
   /// `stages` are this rank's stages in ascending stage order.
   /// REQUIRES: verify(program) is empty. Throws: InternalError when stages do not fit the
   /// placement.
+  /// A program with vocabulary passes needs `vocabulary`.
   Engine(const Program& program, std::vector<Stage*> stages, Transport& transport,
-         MemoryLedger& ledger, const EngineOffload& offload = {});
+         MemoryLedger& ledger, const EngineOffload& offload = {},
+         const VocabSetup& vocabulary = {});
   ~Engine();
 
   /// Runs all actions once. Returns the loss sums per (microbatch, slice), index microbatch *
@@ -81,8 +87,9 @@ class Engine {
   Transport& transport_;
   MemoryLedger& ledger_;
   const KeepTensor keep_;
-  std::vector<Unit> units_;                // chunk, microbatch, slice
-  std::vector<KeyValueContext> contexts_;  // chunk, microbatch
+  std::unique_ptr<VocabRuntime> vocabulary_;  // null: the vocabulary is not sharded
+  std::vector<Unit> units_;                   // chunk, microbatch, slice
+  std::vector<KeyValueContext> contexts_;     // chunk, microbatch
   std::vector<LossSum> losses_;
   std::vector<Span> spans_;
   at::Device device_;

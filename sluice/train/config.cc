@@ -58,7 +58,6 @@ void refuse_unbuilt(const RunConfig& config) {
   };
   refuse(pipeline.slices > 1, "pipeline.slices", pipeline.slices, "1");
   refuse(pipeline.exchange != "none", "pipeline.exchange", pipeline.exchange, "\"none\"");
-  refuse(pipeline.vocab != "last", "pipeline.vocab", pipeline.vocab, "\"last\"");
   refuse(config.run.transport != "threads", "run.transport", config.run.transport, "\"threads\"");
 }
 
@@ -78,6 +77,13 @@ void check_run_config(const RunConfig& config) {
         "train.min_learning_rate = {}: must not be above train.learning_rate = {}; lower it or "
         "leave it out",
         train.min_learning_rate, train.learning_rate));
+  }
+  const std::string& vocab = config.pipeline.vocab;
+  if (vocab.starts_with("parallel") && config.model.vocab_size < config.pipeline.ranks) {
+    throw InvalidArgument(
+        fmt::format("pipeline.vocab = {}: a vocabulary of {} has no row for each of {} ranks; set "
+                    "pipeline.vocab = \"last\" or use fewer ranks",
+                    vocab, config.model.vocab_size, config.pipeline.ranks));
   }
   if (config.run.dir.empty()) throw InvalidArgument("run.dir is empty: name a folder");
   refuse_unbuilt(config);
