@@ -13,6 +13,7 @@
 #include "sluice/program/program.h"
 #include "sluice/runtime/activation_store.h"
 #include "sluice/runtime/ledger.h"
+#include "sluice/runtime/messages.h"
 #include "sluice/trace/timeline.h"
 
 namespace sluice {
@@ -22,6 +23,8 @@ namespace sluice {
 struct StepBatch {
   std::vector<at::Tensor> tokens_BT;
   std::vector<at::Tensor> targets_BT;
+  std::int64_t num_sequences = 0;  // B; needed without tokens where the transport copies
+  std::int64_t num_tokens = 0;     // T
   LossOptions loss;
 };
 
@@ -71,7 +74,8 @@ class Engine {
   void wait_for_copy(const Pass& copy);
   void hand_over(const Pass& producer, at::Tensor tensor);
   void send(const Action& action);
-  void receive(const Action& action, Transport::Ticket ticket);
+  void receive(const Action& action, std::size_t index);
+  at::Tensor boundary_room(const StepBatch& batch) const;
   at::Tensor slice_of(const at::Tensor& tensor_BT, int slice) const;
   void check_step_is_clean() const;
 
@@ -80,6 +84,7 @@ class Engine {
   const std::vector<Stage*> stages_;
   Transport& transport_;
   MemoryLedger& ledger_;
+  Messages messages_;
   const KeepTensor keep_;
   std::vector<Unit> units_;                // chunk, microbatch, slice
   std::vector<KeyValueContext> contexts_;  // chunk, microbatch

@@ -59,7 +59,7 @@ void refuse_unbuilt(const RunConfig& config) {
   refuse(pipeline.slices > 1, "pipeline.slices", pipeline.slices, "1");
   refuse(pipeline.exchange != "none", "pipeline.exchange", pipeline.exchange, "\"none\"");
   refuse(pipeline.vocab != "last", "pipeline.vocab", pipeline.vocab, "\"last\"");
-  refuse(config.run.transport != "threads", "run.transport", config.run.transport, "\"threads\"");
+  refuse(config.run.transport == "nccl", "run.transport", config.run.transport, "\"auto\"");
 }
 
 }  // namespace
@@ -78,6 +78,13 @@ void check_run_config(const RunConfig& config) {
         "train.min_learning_rate = {}: must not be above train.learning_rate = {}; lower it or "
         "leave it out",
         train.min_learning_rate, train.learning_rate));
+  }
+  if (config.pipeline.microbatches % config.parallel.data != 0) {
+    throw InvalidArgument(
+        fmt::format("pipeline.microbatches = {}: must be a multiple of parallel.data = {}, since "
+                    "every pipeline "
+                    "runs as many; change one of them",
+                    config.pipeline.microbatches, config.parallel.data));
   }
   if (config.run.dir.empty()) throw InvalidArgument("run.dir is empty: name a folder");
   refuse_unbuilt(config);

@@ -135,7 +135,7 @@ TEST(RunConfig, RefusesWrongTypesAndValuesWithTheRule) {
 
 TEST(RunConfig, RefusesWhatIsNotBuiltYet) {
   const char* const cases[] = {"pipeline.slices=2", "pipeline.exchange=balanced",
-                               "pipeline.vocab=parallel-1", "run.transport=mpi"};
+                               "pipeline.vocab=parallel-1", "run.transport=nccl"};
   for (const char* option : cases) EXPECT_CONTAINS(refusal("", {option}), "is not built yet");
 }
 

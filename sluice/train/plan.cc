@@ -44,9 +44,10 @@ CostModel costs_from_flops(const RunConfig& config, const Layout& layout, double
   return cost;
 }
 
-ScheduleRequest request_of(const PipelineConfig& pipeline) {
+ScheduleRequest request_of(const RunConfig& config) {
+  const PipelineConfig& pipeline = config.pipeline;
   return {.ranks = pipeline.ranks,
-          .microbatches = pipeline.microbatches,
+          .microbatches = config.microbatches_per_pipeline(),
           .chunks = pipeline.chunks,
           .slices = pipeline.slices,
           .group = pipeline.group,
@@ -200,7 +201,7 @@ RunPlan make_plan(const RunConfig& config, double flops_per_second, const CopyRa
   RunPlan plan;
   // The placement follows from the schedule's shape alone, the layers from the placement, and the
   // final order of cost-aware schedules from the layers' costs.
-  ScheduleRequest request = request_of(pipeline);
+  ScheduleRequest request = request_of(config);
   const Placement placement = make_schedule(pipeline.schedule, request).placement;
   plan.layout = parse_layout(pipeline.layers, config.model, rank_of_stages(placement),
                              config.data.sequence_length);
@@ -213,6 +214,7 @@ RunPlan make_plan(const RunConfig& config, double flops_per_second, const CopyRa
   plan_copies(config, rates, plan);
   plan.program = lower_and_verify(plan.schedule);
   plan.evaluation = lower_and_verify(forward_only(plan.schedule));
+  for (StageMemory& stage : plan.memory.stages) stage.optimizer /= config.parallel.data;
   plan.prediction =
       simulate(plan.program, plan.cost,
                {.record_timeline = true, .memory = &plan.memory, .record_memory = true});
