@@ -164,7 +164,7 @@ const Plain& plain_run(bool tied, int num_microbatches, int slices = 1,
     const StepBatch batch = random_batch(num_microbatches, tokens);
     const Program program = lower(
         make_schedule("1f1b", {.ranks = 1, .microbatches = num_microbatches, .slices = slices}));
-    entry->second.trained = train(config, program, batch, slices == 1 ? 5 : 2);
+    entry->second.trained = train(config, program, batch, slices == 1 ? 5 : 1);
     const auto models =
         make_rank_models(config, uneven_layout(1), program.placement, at::kCPU, kSeed);
     entry->second.reference = reference(config, copy_weights(models), batch);
@@ -271,10 +271,8 @@ TEST_P(SlicedParity, AgreesWithTheUnslicedModelAndGivesTheSameBitsForEveryRankCo
   const auto& [name, slices] = GetParam();
   int num_run = 0;
   for (const SlicedCase& c :
-       {SlicedCase{1, 1, 0, Recompute::kNone, false}, SlicedCase{2, 1, 2, Recompute::kFull, true},
-        SlicedCase{2, 5, 0, Recompute::kNone, false}, SlicedCase{3, 1, 0, Recompute::kNone, true},
-        SlicedCase{3, 4, 3, Recompute::kNone, false},
-        SlicedCase{4, 4, 0, Recompute::kSelective, false},
+       {SlicedCase{2, 1, 2, Recompute::kFull, true}, SlicedCase{2, 5, 0, Recompute::kNone, false},
+        SlicedCase{3, 4, 3, Recompute::kSelective, false},
         SlicedCase{5, 6, 0, Recompute::kNone, true}}) {
     SCOPED_TRACE(::testing::Message() << c.ranks << " ranks, " << c.microbatches
                                       << " microbatches, " << c.chunks << " chunks");
@@ -291,7 +289,7 @@ TEST_P(SlicedParity, AgreesWithTheUnslicedModelAndGivesTheSameBitsForEveryRankCo
     ASSERT_TRUE(verify(program).empty());
     ModelConfig config = small_model(DType::kFloat64, c.tied);
     config.recompute = c.recompute;
-    const Trained got = train(config, program, random_batch(c.microbatches, kSlicedTokens), 2);
+    const Trained got = train(config, program, random_batch(c.microbatches, kSlicedTokens), 1);
     if (HasFatalFailure()) return;
     const Plain& plain = plain_run(c.tied, c.microbatches, slices, kSlicedTokens);
     expect_same_bits(got.first.gradients, plain.trained.first.gradients);
@@ -299,7 +297,7 @@ TEST_P(SlicedParity, AgreesWithTheUnslicedModelAndGivesTheSameBitsForEveryRankCo
     EXPECT_EQ(got.losses, plain.trained.losses);
     expect_close(got.first, plain.reference, 1e-12);
   }
-  EXPECT_GE(num_run, name == "dualpipe-v" ? 1 : 3);
+  EXPECT_GE(num_run, name == "dualpipe-v" ? 1 : 2);
 }
 
 TEST_P(SlicedParity, AgreesWithTheUnslicedModelInSinglePrecision) {
@@ -339,8 +337,7 @@ TEST_P(ExchangeParity, GivesTheSameBitsInEveryMode) {
                     "1f1b", {.ranks = 1, .microbatches = kMicrobatches, .slices = kSlices})),
                 batch, 1);
       for (const auto& [ranks, mode] :
-           {std::pair{3, ExchangeMode::kBalanced}, std::pair{4, ExchangeMode::kPairwise},
-            std::pair{4, ExchangeMode::kBalanced}}) {
+           {std::pair{3, ExchangeMode::kBalanced}, std::pair{4, ExchangeMode::kPairwise}}) {
         SCOPED_TRACE(::testing::Message() << ranks << " ranks, " << to_string(mode) << ", "
                                           << kv_heads << " key-value heads");
         Program program = lower(make_schedule(
@@ -385,7 +382,7 @@ std::string sliced_name(const ::testing::TestParamInfo<SlicedParity::ParamType>&
 
 INSTANTIATE_TEST_SUITE_P(Schedules, SlicedParity,
                          ::testing::Combine(::testing::ValuesIn(all_schedule_names()),
-                                            ::testing::Values(3, 6)),
+                                            ::testing::Values(6)),
                          sliced_name);
 
 INSTANTIATE_TEST_SUITE_P(Schedules, Parity,
