@@ -10,10 +10,6 @@
 namespace sluice {
 namespace {
 
-bool is_backward(PassKind kind) {
-  return kind == PassKind::kBackward || kind == PassKind::kBackwardInput;
-}
-
 template <typename Passes>
 void note(VocabPasses& found, const Passes& passes) {
   for (const Pass& pass : passes) {
@@ -98,7 +94,7 @@ class NominalClock {
   }
 
   std::int64_t arrival(const Pass& pass) const {
-    const bool of_layers = pass.kind == PassKind::kForward || is_backward(pass.kind);
+    const bool of_layers = runs_layers(pass.kind);
     std::int64_t time = 0;
     if (pass.kind == PassKind::kForward && pass.stage > 0) {
       time = forward_[grid_.index(pass) - grid_.stage_stride()];

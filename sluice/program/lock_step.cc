@@ -82,8 +82,7 @@ class Walk {
 
   static std::int32_t slot_after(std::int32_t slot, PassKind kind) {
     const bool forward = kind == PassKind::kForward;
-    const bool backward = kind == PassKind::kBackward || kind == PassKind::kBackwardInput;
-    if (!forward && !backward) return slot;
+    if (!runs_layers(kind)) return slot;
     const std::int32_t next = slot + 1;
     return next + ((next % 2 == 0) == forward ? 0 : 1);
   }

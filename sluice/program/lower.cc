@@ -93,7 +93,7 @@ class Lowering {
   void list_messages(int rank) {
     for (const Pass& pass : schedule_.ranks[static_cast<std::size_t>(rank)]) {
       check_pass(rank, pass);
-      if (!makes_output(pass.kind)) continue;
+      if (!runs_layers(pass.kind)) continue;
       if (Channel* channel = output_channel(pass)) {
         channel->messages.push_back(static_cast<std::uint32_t>(
             2 * grid_.index(pass) + (pass.kind == PassKind::kBackwardInput ? 1 : 0)));
@@ -163,7 +163,7 @@ class Lowering {
       if (pass.kind == PassKind::kBackward || pass.kind == PassKind::kBackwardWeight) {
         last_gradient[static_cast<std::size_t>(pass.stage)] = action;
       }
-      if (makes_output(pass.kind)) emit_send(out, pass, action);
+      if (runs_layers(pass.kind)) emit_send(out, pass, action);
       vocabulary.after(out, pass, action);
       for (const Pass& copy : copies.after_compute(pass, action)) {
         out.dependencies.push_back(places_[grid_.index(copy)].forward);
@@ -198,11 +198,6 @@ class Lowering {
     const std::size_t per_pass = grid_.num_slices > 1 ? 3 : 2;
     out.dependencies.reserve(num_passes * per_pass + num_messages +
                              schedule_.placement.stages_of(rank).size());
-  }
-
-  static bool makes_output(PassKind kind) {
-    return kind == PassKind::kForward || kind == PassKind::kBackward ||
-           kind == PassKind::kBackwardInput;
   }
 
   // The pass with what it waits for because of copies. Receives are actions of their own and stand

@@ -17,9 +17,7 @@ struct Member {
 };
 
 bool attends(const Action& action) {
-  return action.kind == ActionKind::kPass &&
-         (action.pass.kind == PassKind::kForward || action.pass.kind == PassKind::kBackward ||
-          action.pass.kind == PassKind::kBackwardInput);
+  return action.kind == ActionKind::kPass && runs_layers(action.pass.kind);
 }
 
 // All passes with attention, by slot, then by rank.

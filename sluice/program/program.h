@@ -70,6 +70,11 @@ struct Action {
   friend bool operator==(const Action&, const Action&) = default;
 };
 
+/// Whether the action is a D or U.
+inline bool is_copy_action(const Action& action) {
+  return action.kind == ActionKind::kPass && is_copy(action.pass.kind);
+}
+
 /// "2F0", "send 2F0 to rank 3", "receive 3I1 from rank 2", "broadcast hidden of 3F0", "optimizer".
 std::string to_string(const Action& action, bool with_slice = false);
 

@@ -14,12 +14,11 @@ namespace {
 
 const char* input_name(int direction) { return direction == 0 ? "activations" : "gradient"; }
 
-class Contents {
+class Contents : ProgramCheck {
  public:
   Contents(const Program& program, std::vector<Problem>& problems)
-      : program_(program),
+      : ProgramCheck(program, problems),
         grid_{program.num_stages(), program.num_microbatches, program.num_slices},
-        problems_(problems),
         places_(grid_.size()),
         last_on_channel_(2 * program.ranks.size()) {
     for (const RankProgram& rank : program.ranks) matched_.emplace_back(rank.actions.size(), 0);
@@ -83,7 +82,7 @@ class Contents {
   void read_pass(int rank, std::size_t k, std::int32_t optimizer) {
     const Action& action = actions(rank)[k];
     const Pass& pass = action.pass;
-    if (pass.kind == PassKind::kOffload || pass.kind == PassKind::kReload) return;  // check_offload
+    if (is_copy(pass.kind)) return;         // check_offload()
     if (!is_stage_pass(pass.kind)) return;  // check_vocabulary()
     if (!is_known(pass.kind)) {
       return add(rank, k, "{} is a pass of no known kind", text(pass));
@@ -362,30 +361,14 @@ class Contents {
   }
 
   static bool is_known(PassKind kind) {
-    return kind == PassKind::kForward || kind == PassKind::kBackward ||
-           kind == PassKind::kBackwardInput || kind == PassKind::kBackwardWeight;
+    return runs_layers(kind) || kind == PassKind::kBackwardWeight;
   }
   static Pass of_kind(Pass pass, PassKind kind) {
     pass.kind = kind;
     return pass;
   }
-  static std::size_t position(std::int32_t index) { return static_cast<std::size_t>(index); }
 
-  const std::vector<Action>& actions(int rank) const {
-    return program_.ranks[position(rank)].actions;
-  }
-  std::string text(const Pass& pass) const { return to_string(pass, grid_.num_slices > 1); }
-  std::string text(const Action& action) const { return to_string(action, grid_.num_slices > 1); }
-
-  template <typename... Args>
-  void add(int rank, std::size_t k, fmt::format_string<Args...> format, Args&&... args) {
-    problems_.push_back(
-        {rank, static_cast<int>(k), fmt::format(format, std::forward<Args>(args)...)});
-  }
-
-  const Program& program_;
   const PassGrid grid_;
-  std::vector<Problem>& problems_;
   std::vector<PassPlaces> places_;
   Matched matched_;
   std::vector<std::int32_t> last_on_channel_;  // per peer and direction, of the rank being read

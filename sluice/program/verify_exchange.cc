@@ -9,11 +9,6 @@
 namespace sluice {
 namespace {
 
-bool attends(PassKind kind) {
-  return kind == PassKind::kForward || kind == PassKind::kBackward ||
-         kind == PassKind::kBackwardInput;
-}
-
 class Entries {
  public:
   Entries(const Program& program, std::vector<Problem>& problems)
@@ -44,7 +39,7 @@ class Entries {
     for (const Action& action : program_.ranks[index(rank)].actions) {
       if (next == exchanges.size()) return;
       if (action.kind != ActionKind::kPass || action.pass != exchanges[next].pass) continue;
-      if (!attends(action.pass.kind)) {
+      if (!runs_layers(action.pass.kind)) {
         add(rank, "{} has no attention to exchange", text(action.pass));
       } else if (grid_.contains(action.pass)) {
         place(action.pass) = &exchanges[next];
@@ -106,7 +101,7 @@ class Entries {
 
   // What is listed for a pass of a rank, null when nothing is.
   const PassExchange* find(int rank, const Pass& pass) {
-    if (!grid_.contains(pass) || !attends(pass.kind)) return nullptr;
+    if (!grid_.contains(pass) || !runs_layers(pass.kind)) return nullptr;
     const PassExchange* found = place(pass);
     if (found == nullptr || found->pass != pass) return nullptr;
     return program_.placement.rank_of(pass.stage) == rank ? found : nullptr;

@@ -1,20 +1,13 @@
 #include "sluice/program/verify_offload.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstddef>
-#include <utility>
 
 #include "sluice/program/pass_grid.h"
+#include "sluice/program/verify_impl.h"
 
 namespace sluice {
 namespace {
-
-bool is_copy(const Action& action) {
-  return action.kind == ActionKind::kPass &&
-         (action.pass.kind == PassKind::kOffload || action.pass.kind == PassKind::kReload);
-}
 
 // Where the actions of one (stage, microbatch, slice) stand on its rank.
 struct Places {
@@ -25,12 +18,11 @@ struct Places {
   std::int32_t weight = kNoAction;
 };
 
-class OffloadCheck {
+class OffloadCheck : ProgramCheck {
  public:
   OffloadCheck(const Program& program, std::vector<Problem>& problems)
-      : program_(program),
+      : ProgramCheck(program, problems),
         grid_{program.num_stages(), program.num_microbatches, program.num_slices},
-        problems_(problems),
         places_(grid_.size()) {}
 
   void run() {
@@ -43,19 +35,15 @@ class OffloadCheck {
   }
 
  private:
-  const std::vector<Action>& actions(int rank) const {
-    return program_.ranks[static_cast<std::size_t>(rank)].actions;
-  }
-
   void read(int rank) {
     for (std::size_t k = 0; k < actions(rank).size(); ++k) {
       const Action& action = actions(rank)[k];
       if (action.kind != ActionKind::kPass || !grid_.contains(action.pass)) {
-        if (is_copy(action)) add(rank, k, "{} lies outside the program", text(action.pass));
+        if (is_copy_action(action)) add(rank, k, "{} lies outside the program", text(action.pass));
         continue;
       }
       const Pass& pass = action.pass;
-      if (is_copy(action)) check_place(rank, k);
+      if (is_copy_action(action)) check_place(rank, k);
       if (program_.placement.rank_of(pass.stage) != rank) continue;
       Places& places = places_[grid_.index(pass)];
       const auto position = static_cast<std::int32_t>(k);
@@ -102,7 +90,7 @@ class OffloadCheck {
       const Action& needed = actions(rank)[static_cast<std::size_t>(d)];
       if (needed.kind != ActionKind::kPass) {
         add(rank, k, "{} depends on \"{}\": copies may wait for passes only", text(action.pass),
-            to_string(needed, grid_.num_slices > 1));
+            text(needed));
       }
     }
   }
@@ -112,55 +100,47 @@ class OffloadCheck {
     const Pass out = of_kind(forward, PassKind::kOffload);
     const Pass in = of_kind(forward, PassKind::kReload);
     if (places.out == kNoAction) {
-      return add(rank, at(places.in), "{} brings back what nobody copied out: {} is missing",
+      return add(rank, position(places.in), "{} brings back what nobody copied out: {} is missing",
                  text(in), text(out));
     }
     if (places.in == kNoAction) {
-      return add(rank, at(places.out), "{} copies out what never comes back: {} is missing",
+      return add(rank, position(places.out), "{} copies out what never comes back: {} is missing",
                  text(out), text(in));
     }
     if (!waits(rank, places.out, places.forward)) {
-      add(rank, at(places.out), "{} does not wait for {}, whose activations it copies", text(out),
-          text(forward));
+      add(rank, position(places.out), "{} does not wait for {}, whose activations it copies",
+          text(out), text(forward));
     }
     if (!waits(rank, places.in, places.out)) {
-      add(rank, at(places.in), "{} does not wait for its own {}: it may read what is not there yet",
-          text(in), text(out));
+      add(rank, position(places.in),
+          "{} does not wait for its own {}: it may read what is not there yet", text(in),
+          text(out));
     }
     if (places.backward == kNoAction) return;  // reported already
-    const Pass& backward = actions(rank)[at(places.backward)].pass;
+    const Pass& backward = actions(rank)[position(places.backward)].pass;
     if (!waits(rank, places.backward, places.in)) {
-      add(rank, at(places.backward), "{} does not wait for {}: its activations may still be away",
-          text(backward), text(in));
+      add(rank, position(places.backward),
+          "{} does not wait for {}: its activations may still be away", text(backward), text(in));
     }
     if (places.weight != kNoAction && places.weight < places.in) {
-      add(rank, at(places.weight), "{} stands between {} and {}: its activations are away",
-          text(actions(rank)[at(places.weight)].pass), text(out), text(in));
+      add(rank, position(places.weight), "{} stands between {} and {}: its activations are away",
+          text(actions(rank)[position(places.weight)].pass), text(out), text(in));
     }
   }
 
   // Whether `action` names `needed` among its dependencies.
   bool waits(int rank, std::int32_t action, std::int32_t needed) const {
     const auto dependencies =
-        program_.ranks[static_cast<std::size_t>(rank)].dependencies_of(at(action));
+        program_.ranks[static_cast<std::size_t>(rank)].dependencies_of(position(action));
     return std::find(dependencies.begin(), dependencies.end(), needed) != dependencies.end();
   }
 
-  static std::size_t at(std::int32_t index) { return static_cast<std::size_t>(index); }
   static Pass of_kind(Pass pass, PassKind kind) {
     pass.kind = kind;
     return pass;
   }
-  std::string text(const Pass& pass) const { return to_string(pass, grid_.num_slices > 1); }
-  template <typename... Args>
-  void add(int rank, std::size_t k, fmt::format_string<Args...> format, Args&&... args) {
-    problems_.push_back(
-        {rank, static_cast<int>(k), fmt::format(format, std::forward<Args>(args)...)});
-  }
 
-  const Program& program_;
   const PassGrid grid_;
-  std::vector<Problem>& problems_;
   std::vector<Places> places_;
 };
 
@@ -169,7 +149,7 @@ class OffloadCheck {
 void check_offload(const Program& program, std::vector<Problem>& problems) {
   const bool any =
       std::any_of(program.ranks.begin(), program.ranks.end(), [](const RankProgram& rank) {
-        return std::any_of(rank.actions.begin(), rank.actions.end(), is_copy);
+        return std::any_of(rank.actions.begin(), rank.actions.end(), is_copy_action);
       });
   if (any) OffloadCheck(program, problems).run();
 }
@@ -182,7 +162,7 @@ std::vector<std::int64_t> peak_bytes_away(const Program& program,
     std::int64_t peak = 0;
     for (std::size_t k = 0; k < rank.actions.size(); ++k) {
       const Action& action = rank.actions[k];
-      if (is_copy(action)) {
+      if (is_copy_action(action)) {
         if (action.pass.kind != PassKind::kOffload) continue;
         away += stage_bytes[static_cast<std::size_t>(action.pass.stage)];
         peak = std::max(peak, away);
@@ -190,7 +170,7 @@ std::vector<std::int64_t> peak_bytes_away(const Program& program,
       }
       for (const std::int32_t d : rank.dependencies_of(k)) {
         const Action& needed = rank.actions[static_cast<std::size_t>(d)];
-        if (is_copy(needed) && needed.pass.kind == PassKind::kReload) {
+        if (is_copy_action(needed) && needed.pass.kind == PassKind::kReload) {
           away -= stage_bytes[static_cast<std::size_t>(needed.pass.stage)];
         }
       }

@@ -15,13 +15,12 @@ namespace {
 constexpr std::array<PassKind, 4> kShardKinds = {PassKind::kEmbedForward, PassKind::kEmbedBackward,
                                                  PassKind::kVocabForward, PassKind::kVocabBackward};
 
-class Vocabulary {
+class Vocabulary : ProgramCheck {
  public:
   Vocabulary(const Program& program, std::vector<Problem>& problems)
-      : program_(program),
+      : ProgramCheck(program, problems),
         passes_(find_vocab_passes(program)),
-        grid_{program.num_ranks(), program.num_microbatches, program.num_slices},
-        problems_(problems) {}
+        grid_{program.num_ranks(), program.num_microbatches, program.num_slices} {}
 
   bool run() {
     if (!passes_.any() && !has_collectives()) return true;
@@ -195,20 +194,9 @@ class Vocabulary {
   static std::size_t index(Int i) {
     return static_cast<std::size_t>(i);
   }
-  const std::vector<Action>& actions(int rank) const { return program_.ranks[index(rank)].actions; }
-  std::string text(const Pass& pass) const { return to_string(pass, grid_.num_slices > 1); }
-  std::string text(const Action& action) const { return to_string(action, grid_.num_slices > 1); }
 
-  template <typename... Args>
-  void add(int rank, std::size_t k, fmt::format_string<Args...> format, Args&&... args) {
-    problems_.push_back(
-        {rank, static_cast<int>(k), fmt::format(format, std::forward<Args>(args)...)});
-  }
-
-  const Program& program_;
   const VocabPasses passes_;
-  const PassGrid grid_;  // its stages are the ranks
-  std::vector<Problem>& problems_;
+  const PassGrid grid_;              // its stages are the ranks
   std::vector<CollectiveId> order_;  // of rank 0
   std::vector<std::int32_t> first_;  // their actions there
   std::size_t num_collectives_ = 0;  // of the rank being read

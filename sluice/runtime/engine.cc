@@ -23,15 +23,6 @@ struct Engine::Unit {
 
 namespace {
 
-bool is_backward(PassKind kind) {
-  return kind == PassKind::kBackward || kind == PassKind::kBackwardInput;
-}
-
-bool is_copy(const Action& action) {
-  return action.kind == ActionKind::kPass &&
-         (action.lane == Lane::kCopyOut || action.lane == Lane::kCopyIn);
-}
-
 MessageTag tag_of(const Pass& producer) {
   return {is_backward(producer.kind) ? Direction::kBackward : Direction::kForward, producer.stage,
           producer.microbatch, producer.slice};
@@ -88,7 +79,7 @@ Engine::Engine(const Program& program, std::vector<Stage*> stages, Transport& tr
     device_ = stages_.front()->parameters().front().value.device();
   }
   const auto& actions = program.ranks[static_cast<std::size_t>(rank_)].actions;
-  if (std::any_of(actions.begin(), actions.end(), is_copy)) {
+  if (std::any_of(actions.begin(), actions.end(), is_copy_action)) {
     if (offload.store == nullptr) own_store_ = make_growing_store();
     copies_ = std::make_unique<ActivationStore>(
         program, ledger, offload.store == nullptr ? *own_store_ : *offload.store, offload.check);
@@ -138,13 +129,13 @@ std::vector<LossSum> Engine::run(const StepBatch& batch, const Optimizer& optimi
       tickets[k] = transport_.post_receive(action.peer, tag_of(action.pass), {});
       continue;
     }
-    if (is_copy(action)) {
+    if (is_copy_action(action)) {
       post_copy(k);
       continue;
     }
     for (const std::int32_t dependency : mine.dependencies_of(k)) {
       const Action& needed = mine.actions[static_cast<std::size_t>(dependency)];
-      if (is_copy(needed)) wait_for_copy(needed.pass);
+      if (is_copy_action(needed)) wait_for_copy(needed.pass);
       if (needed.kind != ActionKind::kReceive) continue;  // ran inline before
       receive(needed, std::exchange(tickets[static_cast<std::size_t>(dependency)], 0));
     }
@@ -189,7 +180,7 @@ void Engine::post_copy(std::size_t action) {
   std::vector<Pass> frees;
   for (const std::int32_t dependency : mine.dependencies_of(action)) {
     const Action& needed = mine.actions[static_cast<std::size_t>(dependency)];
-    if (is_copy(needed)) frees.push_back(needed.pass);
+    if (is_copy_action(needed)) frees.push_back(needed.pass);
   }
   copies_->start_in(pass, std::move(frees));
 }

@@ -94,7 +94,7 @@ TEST_P(Library, RunsEveryPassOnceInGradientOrder) {
     for (std::size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
       for (const Pass& pass : schedule.ranks[rank]) {
         ASSERT_EQ(static_cast<int>(rank), schedule.placement.rank_of(pass.stage));
-        if (pass.kind == PassKind::kOffload || pass.kind == PassKind::kReload) continue;
+        if (is_copy(pass.kind)) continue;
         letters[{pass.stage, pass.microbatch, pass.slice}] += letter(pass.kind);
         // Backwards for the input come microbatch ascending, slice descending, as well as those for
         // the weights.

@@ -16,9 +16,7 @@
 namespace sluice {
 namespace {
 
-bool is_copy(const Pass& pass) {
-  return pass.kind == PassKind::kOffload || pass.kind == PassKind::kReload;
-}
+bool is_copy_pass(const Pass& pass) { return is_copy(pass.kind); }
 
 OffloadRank read_rank(const Schedule& schedule, int rank, const std::vector<PassInterval>& times,
                       const OffloadCosts& costs) {
@@ -32,7 +30,7 @@ OffloadRank read_rank(const Schedule& schedule, int rank, const std::vector<Pass
     const std::size_t at = index(pass);
     if (pass.kind == PassKind::kForward) {
       forward_of[at] = i;
-    } else if (pass.kind == PassKind::kBackward || pass.kind == PassKind::kBackwardInput) {
+    } else if (is_backward(pass.kind)) {
       unit_of[at] = static_cast<std::int32_t>(result.units.size());
       const auto stage = static_cast<std::size_t>(pass.stage);
       result.units.push_back({.forward = forward_of[at],
@@ -230,13 +228,13 @@ OffloadPlan plan_offload(const Schedule& schedule, const PassTimetable& times,
 }
 
 Schedule without_offload(Schedule schedule) {
-  for (std::vector<Pass>& passes : schedule.ranks) std::erase_if(passes, is_copy);
+  for (std::vector<Pass>& passes : schedule.ranks) std::erase_if(passes, is_copy_pass);
   return schedule;
 }
 
 bool has_offload(const Schedule& schedule) {
   return std::any_of(schedule.ranks.begin(), schedule.ranks.end(), [](const auto& passes) {
-    return std::any_of(passes.begin(), passes.end(), is_copy);
+    return std::any_of(passes.begin(), passes.end(), is_copy_pass);
   });
 }
 

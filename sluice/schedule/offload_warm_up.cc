@@ -14,10 +14,6 @@ struct Place {
   std::size_t position = 0;
 };
 
-bool is_backward(PassKind kind) {
-  return kind == PassKind::kBackward || kind == PassKind::kBackwardInput;
-}
-
 }  // namespace
 
 PassTimetable delay_warm_up(const Schedule& schedule, PassTimetable times, std::int64_t message) {

@@ -28,6 +28,19 @@ inline constexpr int kNumPassKinds = 10;
 /// The letter of a kind, e.g. 'F'.
 char letter(PassKind kind);
 
+/// B or I: takes the gradient of a stage's output and makes that of its input.
+constexpr bool is_backward(PassKind kind) {
+  return kind == PassKind::kBackward || kind == PassKind::kBackwardInput;
+}
+/// F, B or I: runs a stage's layers, attention included, and makes what its neighbour waits for.
+constexpr bool runs_layers(PassKind kind) {
+  return kind == PassKind::kForward || is_backward(kind);
+}
+/// D or U.
+constexpr bool is_copy(PassKind kind) {
+  return kind == PassKind::kOffload || kind == PassKind::kReload;
+}
+
 /// One pass: what, where, on which part of the batch. All indices are global and 0-based. For E, G,
 /// S and T `stage` is the rank that holds the shard; for D and U it is the stage of the forward
 /// whose activations move.

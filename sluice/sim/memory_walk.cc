@@ -123,8 +123,7 @@ const MemoryWalk::Flow& MemoryWalk::flow_of(const Pass& pass) const {
 }
 
 bool MemoryWalk::makes_kv_gradients(const Pass& pass) const {
-  return num_slices_ > 1 && pass.slice + 1 == num_slices_ &&
-         (pass.kind == PassKind::kBackward || pass.kind == PassKind::kBackwardInput);
+  return num_slices_ > 1 && pass.slice + 1 == num_slices_ && is_backward(pass.kind);
 }
 
 std::int64_t MemoryWalk::workspace_of(const Pass& pass) const {

@@ -31,11 +31,6 @@ struct RankState {
   std::int64_t peak_away = 0;
 };
 
-bool is_copy(const Action& action) {
-  return action.kind == ActionKind::kPass &&
-         (action.pass.kind == PassKind::kOffload || action.pass.kind == PassKind::kReload);
-}
-
 // Walks each rank's list as far as its inputs are known, again when a message that it waits for has
 // been sent. Every action has one end time however the ranks take turns: a longest path.
 class LongestPath {
@@ -124,7 +119,7 @@ class LongestPath {
           peer.waits_for = std::numeric_limits<std::size_t>::max();
           ready_.push_back(static_cast<std::size_t>(action.peer));
         }
-      } else if (is_copy(action)) {
+      } else if (is_copy_action(action)) {
         copy(rank, action, begin, ends);
       } else if (action.kind == ActionKind::kCollective) {
         join(rank, begin);
@@ -155,7 +150,7 @@ class LongestPath {
   void count_copies(RankState& state, const RankProgram& list, std::size_t at) {
     for (const std::int32_t d : list.dependencies_of(at)) {
       const Action& needed = list.actions[static_cast<std::size_t>(d)];
-      if (!is_copy(needed)) continue;
+      if (!is_copy_action(needed)) continue;
       if (needed.pass.kind == PassKind::kReload) {
         --state.away;
       } else if (released_.empty() || !released_[base_of(list) + static_cast<std::size_t>(d)]) {
@@ -354,7 +349,7 @@ bool free_copied(const RankProgram& list, std::size_t k, std::vector<bool>& rele
   for (const std::int32_t d : list.dependencies_of(k)) {
     const auto at = static_cast<std::size_t>(d);
     const Action& needed = list.actions[at];
-    if (!is_copy(needed) || needed.pass.kind != PassKind::kOffload || released[at]) continue;
+    if (!is_copy_action(needed) || needed.pass.kind != PassKind::kOffload || released[at]) continue;
     released[at] = true;
     walk.offload(needed.pass);
     any = true;
@@ -366,7 +361,7 @@ bool waits_for_copy_back(const RankProgram& list, std::size_t k) {
   const auto dependencies = list.dependencies_of(k);
   return std::any_of(dependencies.begin(), dependencies.end(), [&](std::int32_t d) {
     const Action& needed = list.actions[static_cast<std::size_t>(d)];
-    return is_copy(needed) && needed.pass.kind == PassKind::kReload;
+    return is_copy_action(needed) && needed.pass.kind == PassKind::kReload;
   });
 }
 

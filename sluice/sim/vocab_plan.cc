@@ -17,10 +17,6 @@ namespace {
 
 std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
-bool is_backward(PassKind kind) {
-  return kind == PassKind::kBackward || kind == PassKind::kBackwardInput;
-}
-
 /// The start of every pass of a schedule without vocabulary passes, when the passes are longer by
 /// the share of the vocabulary passes, and the last stage turns no sooner than its barriers allow.
 class StretchedClock {

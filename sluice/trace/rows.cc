@@ -10,10 +10,7 @@ namespace sluice {
 namespace {
 
 // Vocabulary passes carry their rank in `stage`, so only passes of layers count as chunks.
-bool has_stage(PassKind kind) {
-  return kind == PassKind::kForward || kind == PassKind::kBackward ||
-         kind == PassKind::kBackwardInput || kind == PassKind::kBackwardWeight;
-}
+bool has_stage(PassKind kind) { return runs_layers(kind) || kind == PassKind::kBackwardWeight; }
 
 std::vector<std::int32_t> stages_of(const std::vector<Cell>& cells) {
   std::vector<std::int32_t> stages;
