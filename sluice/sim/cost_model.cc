@@ -3,28 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "sluice/common/errors.h"
+#include "sluice/sim/ticks.h"
 
 namespace sluice {
 namespace {
 
-// Times are read to a millionth of their unit.
-constexpr double kTicksPerUnit = 1e6;
-
 std::size_t index(int i) { return static_cast<std::size_t>(i); }
-
-std::int64_t to_micro_units(double time, std::string_view name) {
-  if (!std::isfinite(time) || time < 0.0 || time > kLongestTime) {
-    throw InvalidArgument(
-        fmt::format("time {} = {} must be a finite number from 0 to {}", name, time, kLongestTime));
-  }
-  return std::llround(time * kTicksPerUnit);
-}
 
 // One entry per rank, in millionths of the unit.
 std::vector<std::int64_t> per_rank(std::span<const double> times, int num_ranks,
@@ -35,26 +24,12 @@ std::vector<std::int64_t> per_rank(std::span<const double> times, int num_ranks,
                     "ranks",
                     name, times.size(), num_ranks));
   }
+  const std::string label = fmt::format("time {}", name);
   std::vector<std::int64_t> ticks;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    ticks.push_back(to_micro_units(times[times.size() == 1 ? 0 : index(rank)], name));
+    ticks.push_back(to_micro_units(times[times.size() == 1 ? 0 : index(rank)], label));
   }
   return ticks;
-}
-
-// The least number of parts that all ranks' stage counts divide.
-std::int64_t common_chunks(const Placement& placement) {
-  std::int64_t chunks = 1;
-  for (int rank = 0; rank < placement.num_ranks(); ++rank) {
-    const auto count = static_cast<std::int64_t>(placement.stages_of(rank).size());
-    if (count > 0) chunks = std::lcm(chunks, count);
-    if (chunks > 1'000'000) {
-      throw InvalidArgument(
-          "the ranks' numbers of stages differ too much for one common tick; "
-          "place stages more evenly");
-    }
-  }
-  return chunks;
 }
 
 }  // namespace
@@ -90,7 +65,7 @@ CostModel cost_from_rank_times(const RankTimes& times, const Placement& placemen
   cost.num_stages = placement.num_stages();
   cost.num_slices = num_slices;
   cost.unit_per_tick = 1.0 / (kTicksPerUnit * static_cast<double>(chunks * num_slices));
-  cost.message_ticks = to_micro_units(times.message, "message") * chunks * num_slices;
+  cost.message_ticks = to_micro_units(times.message, "time message") * chunks * num_slices;
   if (!times.message_of_rank.empty()) {
     cost.message_ticks_of_rank = per_rank(times.message_of_rank, num_ranks, "message");
     for (std::int64_t& ticks : cost.message_ticks_of_rank) ticks *= chunks * num_slices;
@@ -102,9 +77,8 @@ CostModel cost_from_rank_times(const RankTimes& times, const Placement& placemen
     std::vector<std::int64_t>& row = cost.ticks[static_cast<std::size_t>(kind)];
     row.clear();
     for (int stage = 0; stage < placement.num_stages(); ++stage) {
-      const int rank = placement.rank_of(stage);
-      const auto count = static_cast<std::int64_t>(placement.stages_of(rank).size());
-      row.insert(row.end(), index(num_slices), of_rank[index(rank)] * (chunks / count));
+      row.insert(row.end(), index(num_slices),
+                 stage_ticks(placement, stage, chunks, of_rank[index(placement.rank_of(stage))]));
     }
   };
   fill(PassKind::kForward, per_rank(times.forward, num_ranks, "forward"));

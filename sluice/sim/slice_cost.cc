@@ -3,44 +3,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <string_view>
 
 #include "sluice/common/errors.h"
 #include "sluice/sim/cost_model.h"
+#include "sluice/sim/ticks.h"
 
 namespace sluice {
 namespace {
 
-// Times are read to a millionth of their unit.
-constexpr double kTicksPerUnit = 1e6;
-
 std::vector<std::int64_t>& row(std::array<std::vector<std::int64_t>, kNumPassKinds>& table,
                                PassKind kind) {
   return table[static_cast<std::size_t>(kind)];
-}
-
-std::int64_t to_micro_units(double time, std::string_view name) {
-  if (!std::isfinite(time) || time < 0.0 || time > kLongestTime) {
-    throw InvalidArgument(
-        fmt::format("{} = {} must be a finite number from 0 to {}", name, time, kLongestTime));
-  }
-  return std::llround(time * kTicksPerUnit);
-}
-
-// The least number of parts of a rank's time that every rank's chunks divide.
-std::int64_t common_chunks(const Placement& placement) {
-  std::int64_t chunks = 1;
-  for (int rank = 0; rank < placement.num_ranks(); ++rank) {
-    const auto count = static_cast<std::int64_t>(placement.stages_of(rank).size());
-    if (count > 0) chunks = std::lcm(chunks, count);
-    if (chunks > 1'000'000) {
-      throw InvalidArgument(
-          "the ranks' numbers of stages differ too much for one common tick; place stages more "
-          "evenly");
-    }
-  }
-  return chunks;
 }
 
 // `parts` ticks make a millionth of the unit.
@@ -66,9 +40,9 @@ CostModel empty_cost(const Placement& placement, int num_slices, std::int64_t pa
 void fill(std::vector<std::int64_t>& out, const std::vector<std::int64_t>& slices,
           const Placement& placement, std::int64_t chunks) {
   for (int stage = 0; stage < placement.num_stages(); ++stage) {
-    const auto count =
-        static_cast<std::int64_t>(placement.stages_of(placement.rank_of(stage)).size());
-    for (const std::int64_t ticks : slices) out.push_back(ticks * (chunks / count));
+    for (const std::int64_t ticks : slices) {
+      out.push_back(stage_ticks(placement, stage, chunks, ticks));
+    }
   }
 }
 
