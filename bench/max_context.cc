@@ -30,21 +30,11 @@ struct Options {
 
 RunConfig config_of(const Options& options, const std::string& schedule, int slices,
                     std::int64_t length) {
-  RunConfig config;
-  config.model.vocab_size = 256;
-  config.model.hidden_size = options.hidden;
-  config.model.intermediate_size = options.hidden * 11 / 4;
-  config.model.num_hidden_layers = options.layers;
-  config.model.num_attention_heads = options.hidden / 64;
-  config.model.num_key_value_heads = options.hidden / 64;
-  config.data.paths = {"random"};
-  config.data.sequence_length = length;
+  RunConfig config = random_tokens_config(options.hidden, options.layers, length);
   config.pipeline.schedule = schedule;
   config.pipeline.ranks = options.ranks;
-  config.pipeline.layers = "uniform";
   config.pipeline.slices = slices;
   config.pipeline.microbatches = options.microbatches;
-  config.pipeline.microbatch_size = 1;
   return config;
 }
 

@@ -1,9 +1,11 @@
 // Tokens per second and activation memory of configurations side by side, in turns: by default 1F1B
 // whole and SlimPipe in slices. Example: slice_speed --runs 1f1b slimpipe/8 slimpipe/8/balanced
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,28 +20,19 @@ struct Options {
   std::vector<std::string> runs = {"1f1b", "slimpipe/8", "slimpipe/8/balanced"};
   int ranks = 2, microbatches = 4, steps = 3;
   std::int64_t hidden = 512, layers = 8, length = 4096;
+  std::string costs_path;  // empty: not written
 };
 
 /// "schedule[/slices[/exchange]]".
 RunConfig config_of(const Options& options, const std::string& run) {
-  RunConfig config;
-  config.model.vocab_size = 256;
-  config.model.hidden_size = options.hidden;
-  config.model.intermediate_size = options.hidden * 11 / 4;
-  config.model.num_hidden_layers = options.layers;
-  config.model.num_attention_heads = options.hidden / 64;
-  config.model.num_key_value_heads = options.hidden / 64;
-  config.data.paths = {"random"};
-  config.data.sequence_length = options.length;
+  RunConfig config = random_tokens_config(options.hidden, options.layers, options.length);
   const std::size_t first = run.find('/');
   const std::size_t second = first == std::string::npos ? first : run.find('/', first + 1);
   config.pipeline.schedule = run.substr(0, first);
   if (first != std::string::npos) config.pipeline.slices = std::stoi(run.substr(first + 1));
   if (second != std::string::npos) config.pipeline.exchange = run.substr(second + 1);
   config.pipeline.ranks = options.ranks;
-  config.pipeline.layers = "uniform";
   config.pipeline.microbatches = options.microbatches;
-  config.pipeline.microbatch_size = 1;
   return config;
 }
 
@@ -69,6 +62,27 @@ double measured_bubble(const Timeline& timeline) {
   }
   return 1.0 -
          busy / (static_cast<double>(last - first) * static_cast<double>(timeline.ranks.size()));
+}
+
+/// What each slice of a microbatch takes on rank 0, all its stages, in the form of `sluice simulate
+/// --costs`. REQUIRES: backward is not split.
+std::string slice_costs(const StepRunner& runner) {
+  const RunPlan& plan = runner.plan();
+  const CostModel cost = measured_costs(runner.timeline(), plan.program);
+  const auto times = [&](PassKind kind) {
+    std::vector<double> slices;
+    for (int slice = 0; slice < cost.num_slices; ++slice) {
+      std::int64_t ticks = 0;
+      for (const int stage : plan.schedule.placement.stages_of(0)) {
+        ticks += cost.duration({kind, static_cast<std::int32_t>(stage), 0, slice});
+      }
+      slices.push_back(1e3 * cost.unit_per_tick * static_cast<double>(ticks));
+    }
+    return slices;
+  };
+  return fmt::format(
+      "{{\"unit\": \"ms\", \"forward_slices\": [{:.3f}], \"backward_slices\": [{:.3f}]}}\n",
+      fmt::join(times(PassKind::kForward), ", "), fmt::join(times(PassKind::kBackward), ", "));
 }
 
 void run(const Options& options) {
@@ -104,6 +118,10 @@ void run(const Options& options) {
                tokens / seconds, base_seconds / seconds, peak / (1 << 20), peak / base_peak,
                each.bubble, again.bubble.bubble_fraction);
   }
+  if (options.costs_path.empty()) return;
+  std::ofstream file(options.costs_path);
+  file << slice_costs(*runs.back().runner);
+  if (!file.flush()) throw Failure(fmt::format("{} cannot be written", options.costs_path));
 }
 
 }  // namespace
@@ -118,6 +136,8 @@ int main(int argc, char** argv) {
   app.add_option("--hidden", options.hidden)->capture_default_str();
   app.add_option("--layers", options.layers)->capture_default_str();
   app.add_option("--length", options.length, "tokens of a sequence")->capture_default_str();
+  app.add_option("--costs", options.costs_path,
+                 "file for what each slice of the last run takes on rank 0, for sluice simulate");
   app.add_option("--steps", options.steps, "measured steps of each run")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   try {
