@@ -40,11 +40,14 @@ inline RunConfig random_tokens_config(std::int64_t hidden, std::int64_t layers,
 /// The model of one configuration on rank threads, and what a step of it gives and takes.
 class StepRunner {
  public:
-  /// `flops_per_second` of one rank is only for schedules that plan with costs.
-  explicit StepRunner(const RunConfig& config, double flops_per_second = 5e10)
-      : config_(config), plan_(make_plan(config, flops_per_second)) {
+  /// `flops_per_second` of one rank is only for schedules that plan with costs, `rates` for copies.
+  explicit StepRunner(const RunConfig& config, double flops_per_second = 5e10,
+                      const CopyRates& rates = {})
+      : config_(config), plan_(make_plan(config, flops_per_second, rates)) {
     install_ledger_allocator();
     const RankThreadInit init;
+    stores_ = make_far_stores(config.pipeline, plan_.program, movable_bytes(plan_.memory));
+    copies_.resize(stores_.size());
     ranks_ = make_rank_models(config.model, plan_.layout, plan_.schedule.placement, at::kCPU, 1);
     auto generator = at::detail::createCPUGenerator(5);
     const std::int64_t length = config.data.sequence_length;
@@ -61,6 +64,10 @@ class StepRunner {
 
   const RunPlan& plan() const { return plan_; }
   const std::vector<std::unique_ptr<RankModel>>& ranks() const { return ranks_; }
+  /// Where each rank copies to; null: it copies nothing. May be replaced between calls of train().
+  std::vector<std::unique_ptr<FarStore>>& stores() { return stores_; }
+  /// What the copies of each rank took in the last call of train().
+  const std::vector<CopyCounters>& copies() const { return copies_; }
 
   /// Trains `num_steps`; returns the seconds of each, as rank 0 saw them. Throws: what a rank
   /// threw.
@@ -71,7 +78,8 @@ class StepRunner {
     run_ranks(transports, [&](Transport& transport) {
       const auto rank = static_cast<std::size_t>(transport.rank());
       RankModel& model = *ranks_[rank];
-      Engine engine(plan_.program, model.stages(), transport, model.ledger());
+      Engine engine(plan_.program, model.stages(), transport, model.ledger(),
+                    {.store = stores_[rank].get()});
       for (int step = 0; step < num_steps; ++step) {
         const auto begin = std::chrono::steady_clock::now();
         engine.run(batch_, [&](const std::vector<LossSum>&) {
@@ -84,6 +92,7 @@ class StepRunner {
         }
       }
       spans_[rank] = engine.spans();
+      copies_[rank] = engine.copies();
     });
     return seconds;
   }
@@ -112,6 +121,8 @@ class StepRunner {
   RunConfig config_;
   RunPlan plan_;
   std::vector<std::unique_ptr<RankModel>> ranks_;
+  std::vector<std::unique_ptr<FarStore>> stores_;
+  std::vector<CopyCounters> copies_;
   StepBatch batch_;
   std::vector<std::vector<Span>> spans_;
   std::vector<std::int64_t> steps_;
