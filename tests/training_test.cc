@@ -368,6 +368,7 @@ TEST_P(OffloadRun, GivesTheSameBitsOnBothTiersAndTheMemoryOfThePlan) {
                                     "train.steps=3", "train.eval_every=0"};
   // Two ranks of 1F1B hold too little for a copy there and back to pay.
   if (GetParam() == "1f1b") sizes.emplace_back("pipeline.ranks=4");
+  if (find_schedule(GetParam()).slices_itself) sizes.emplace_back("pipeline.slices=4");
   auto with = sizes;
   with[0] = "pipeline.schedule=" + (GetParam().starts_with("po") ? "po" : GetParam());
   const RunOutcome plain = run(config("plain", with), false);
@@ -383,7 +384,9 @@ TEST_P(OffloadRun, GivesTheSameBitsOnBothTiersAndTheMemoryOfThePlan) {
     const TrainResult result = trainer.run({});
     expect_same_weights(copy_weights(trainer.ranks()), plain.weights);
     EXPECT_EQ(result.last->loss, plain.result.last->loss);
+    std::int64_t num_copies = 0;
     for (std::size_t rank = 0; rank < result.copies.size(); ++rank) {
+      num_copies += result.copies[rank].num_out;
       const auto activations = static_cast<std::size_t>(MemoryClass::kActivations);
       const MemoryPeaks& predicted = trainer.plan().prediction.memory[rank];
       EXPECT_LE(result.memory[rank].by_class[activations],
@@ -391,6 +394,7 @@ TEST_P(OffloadRun, GivesTheSameBitsOnBothTiersAndTheMemoryOfThePlan) {
       EXPECT_LE(result.copies[rank].peak_bytes_away,
                 trainer.plan().prediction.peak_bytes_away[rank]);
     }
+    EXPECT_GT(num_copies, 0);
     EXPECT_FALSE(trainer.plan().offload.empty());
     EXPECT_EQ(std::distance(fs::directory_iterator(root_), fs::directory_iterator{}),
               std::string(tier) == "host" ? 3 : 4)
@@ -399,7 +403,8 @@ TEST_P(OffloadRun, GivesTheSameBitsOnBothTiersAndTheMemoryOfThePlan) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Schedules, OffloadRun,
-                         ::testing::Values("1f1b", "interleaved", "gis-h", "po-h", "po-f", "zb-v"),
+                         ::testing::Values("1f1b", "interleaved", "gis-h", "po-h", "po-f", "zb-v",
+                                           "slimpipe", "slice-v"),
                          [](const auto& param) {
                            std::string name = param.param;
                            std::replace(name.begin(), name.end(), '-', '_');
