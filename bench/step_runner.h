@@ -79,7 +79,8 @@ class StepRunner {
       const auto rank = static_cast<std::size_t>(transport.rank());
       RankModel& model = *ranks_[rank];
       Engine engine(plan_.program, model.stages(), transport, model.ledger(),
-                    {.store = stores_[rank].get()});
+                    {.store = stores_[rank].get()},
+                    {.layers = model.vocabulary(), .keep_probabilities = plan_.keep_probabilities});
       for (int step = 0; step < num_steps; ++step) {
         const auto begin = std::chrono::steady_clock::now();
         engine.run(batch_, [&](const std::vector<LossSum>&) {

@@ -148,11 +148,14 @@ TEST_F(Cli, AnUnknownScheduleListsTheKnownOnes) {
   }
 }
 
-TEST_F(Cli, WhatIsNotBuiltYetIsRefusedByName) {
-  for (const char* option :
-       {"--vocab parallel-1 --exchange balanced", "--vocab parallel-2 --offload full"}) {
-    expect_error(std::string(kSmall) + option, 2, {"--vocab parallel-", "is not built yet"});
-  }
+TEST_F(Cli, VocabularyExchangeAndOffloadGoTogether) {
+  const Outcome outcome = sluice(
+      "simulate slice-v --ranks 4 --microbatches 4 --slices 8 --attention-ratio 2 "
+      "--offload-ratio 0.3 --vocab parallel-2 --exchange balanced --offload full --format json");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const json together = json::parse(outcome.out);
+  EXPECT_GT(together["exchanged_kv_slices"].get<double>(), 0.0);
+  EXPECT_GT(together["peak_offloaded"][0].get<double>(), 0.0);
 }
 
 TEST_F(Cli, SlicesExchangeTheirAttentionWhenToldWhatItTakes) {

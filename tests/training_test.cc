@@ -1,12 +1,16 @@
 // Whole training runs: resume, change of layout, stop on request, predicted against measured
 // memory.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/abs.h>
 #include <ATen/ops/equal.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -227,6 +231,89 @@ TEST_F(Training, VerifyPassesWithExchangedAttention) {
   }
 }
 
+double largest_difference(const NamedTensors& got, const NamedTensors& wanted) {
+  double largest = got.size() == wanted.size() ? 0.0 : 1.0;
+  for (const auto& [name, tensor] : wanted) {
+    largest = std::max(largest, (got.at(name) - tensor).abs().max().item<double>());
+  }
+  return largest;
+}
+
+TEST_F(Training, ShardedVocabularyResumesWithAnyRanksAndOnTheLastStage) {
+  struct Leg {
+    const char* schedule;
+    int ranks;
+    const char* vocab;
+  };
+  const std::pair<Leg, Leg> cases[] = {
+      {{"v-half", 4, "parallel-2"}, {"gpipe", 1, "last"}},
+      {{"1f1b", 2, "last"}, {"zb-1p", 8, "parallel-1"}},
+      {{"zb-v", 3, "parallel-1"}, {"interleaved", 2, "parallel-2"}}};
+  for (const char* tied : {"true", "false"}) {
+    // Shards group their sums by rank: the same to rounding, which fp64 makes small.
+    const std::vector<std::string> common = {fmt::format("model.tie_word_embeddings={}", tied),
+                                             "model.dtype=float64", "train.z_loss=1e-3"};
+    const auto with = [&](const std::string& name, const Leg& leg) {
+      auto all = common;
+      all.push_back(fmt::format("pipeline.schedule={}", leg.schedule));
+      all.push_back(fmt::format("pipeline.ranks={}", leg.ranks));
+      all.push_back(fmt::format("pipeline.vocab={}", leg.vocab));
+      return config(name, all);
+    };
+    const RunOutcome unbroken = run(config("unbroken", common), false);
+    for (const auto& [before, after] : cases) {
+      SCOPED_TRACE(fmt::format("{} {} to {} {}", before.schedule, before.vocab, after.schedule,
+                               after.vocab));
+      fs::remove_all(root_ / "broken");
+      run(with("broken", before), false, 3);
+      const RunOutcome resumed = run(with("broken", after), true);
+      EXPECT_LT(largest_difference(resumed.weights, unbroken.weights), 1e-9);
+      EXPECT_NEAR(*resumed.result.validation_loss, *unbroken.result.validation_loss, 1e-10);
+    }
+    fs::remove_all(root_ / "unbroken");
+  }
+}
+
+TEST_F(Training, ShardedVocabularyResumesWithTheSameBitsOnTheSameRanks) {
+  const std::vector<std::string> sharded = {"pipeline.vocab=parallel-2", "pipeline.ranks=3"};
+  const RunOutcome unbroken = run(config("unbroken", sharded), false);
+  run(config("broken", sharded), false, 3);
+  auto other = sharded;
+  other.emplace_back("pipeline.schedule=zb-v");
+  const RunOutcome resumed = run(config("broken", other), true);
+  expect_same_weights(resumed.weights, unbroken.weights);
+  EXPECT_EQ(resumed.result.validation_loss, unbroken.result.validation_loss);
+}
+
+TEST_F(Training, ShardedVocabularyRefusesACheckpointOfAnotherAndMoreRanksThanRows) {
+  const auto refusal = [&](const std::string& name, const std::vector<std::string>& overrides,
+                           bool resume) {
+    try {
+      Trainer(config(name, overrides), resume);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  run(config("a", {"pipeline.vocab=parallel-2"}), false, 1);
+  EXPECT_NE(
+      refusal("a", {"pipeline.vocab=parallel-2", "model.vocab_size=300"}, true).find("vocab_size"),
+      std::string::npos);
+  EXPECT_NE(refusal("b", {"pipeline.vocab=parallel-1", "pipeline.ranks=300"}, false)
+                .find("no row for each of 300 ranks"),
+            std::string::npos);
+}
+
+TEST_F(Training, VerifyPassesWithAShardedVocabulary) {
+  for (const char* dtype : {"float64", "float32"}) {
+    const Verification verification = verify_run(config(
+        "v", {fmt::format("model.dtype={}", dtype), "pipeline.schedule=v-half", "pipeline.ranks=3",
+              "pipeline.vocab=parallel-2", "train.z_loss=1e-3", "pipeline.vocab_keep=recompute"}));
+    EXPECT_TRUE(verification.pass) << dtype << " " << verification.max_relative_gradient_error;
+    EXPECT_EQ(verification.plain_ranks, 3);
+  }
+}
+
 TEST_F(Training, SlicedRunDoesNotGrow) {
   const auto peaks_after = [&](int steps) {
     fs::remove_all(root_ / "flat");
@@ -258,8 +345,15 @@ class PredictedMemory : public Training, public ::testing::WithParamInterface<st
       for (const MemoryClass exact :
            {MemoryClass::kWeights, MemoryClass::kGradients, MemoryClass::kOptimizer,
             MemoryClass::kActivations, MemoryClass::kBoundary, MemoryClass::kKvCache,
-            MemoryClass::kKvGradient}) {
+            MemoryClass::kKvGradient, MemoryClass::kVocabulary}) {
         const auto index = static_cast<std::size_t>(exact);
+        if (exact == MemoryClass::kVocabulary) {
+          EXPECT_NEAR(static_cast<double>(measured.by_class[index]),
+                      static_cast<double>(predicted.by_class[index]),
+                      0.05 * static_cast<double>(predicted.by_class[index]))
+              << "vocabulary";
+          continue;
+        }
         if (!trainer.plan().offload.empty() && exact == MemoryClass::kActivations) {
           // A copy back that starts later than planned may never meet the peak.
           EXPECT_LE(static_cast<double>(measured.by_class[index]),
@@ -291,12 +385,48 @@ TEST_P(PredictedMemory, IsWhatTheLedgerMeasures) {
 
 class PredictedMemoryOfSlices : public PredictedMemory {};
 
+/// Sharded vocabulary layers.
+class PredictedMemoryOfShards : public PredictedMemory {};
+
 TEST_P(PredictedMemoryOfSlices, IsWhatTheLedgerMeasures) {
   for (const char* recompute : {"none", "full"}) {
     expect_prediction({fmt::format("pipeline.schedule={}", GetParam()), "pipeline.ranks=3",
                        "pipeline.microbatches=4", "pipeline.slices=8",
                        fmt::format("model.recompute={}", recompute), "train.steps=1",
                        "data.sequence_length=64", "train.eval_every=0"});
+  }
+}
+
+/// A rank's part of what E and S hand over depends on the tokens: uniform ones make it even.
+TEST_F(PredictedMemoryOfShards, AreWhatTheLedgerMeasures) {
+  std::vector<std::uint16_t> tokens(1 << 16);
+  std::uint32_t state = 1;
+  for (std::uint16_t& token : tokens) {
+    state = state * 1664525U + 1013904223U;
+    token = static_cast<std::uint16_t>((state >> 16) % 1000);
+  }
+  std::ofstream(root_ / "uniform.bin", std::ios::binary)
+      .write(reinterpret_cast<const char*>(tokens.data()),
+             static_cast<std::streamsize>(tokens.size() * sizeof(std::uint16_t)));
+  struct Case {
+    const char *schedule, *vocab, *keep, *tied;
+    int ranks, slices;
+  };
+  for (const Case& c : {Case{"1f1b", "parallel-2", "probabilities", "false", 2, 1},
+                        {"1f1b", "parallel-1", "recompute", "true", 4, 1},
+                        {"v-half", "parallel-2", "recompute", "false", 4, 1},
+                        {"zb-1p", "parallel-1", "probabilities", "false", 3, 1},
+                        {"interleaved", "parallel-2", "auto", "true", 2, 1},
+                        {"slimpipe", "parallel-2", "auto", "false", 2, 4}}) {
+    expect_prediction(
+        {fmt::format("data.paths=[\"{}\"]", (root_ / "uniform.bin").string()),
+         "data.format=nanogpt", "data.validation_fraction=0",
+         fmt::format("pipeline.schedule={}", c.schedule), fmt::format("pipeline.vocab={}", c.vocab),
+         fmt::format("pipeline.vocab_keep={}", c.keep),
+         fmt::format("model.tie_word_embeddings={}", c.tied),
+         fmt::format("pipeline.ranks={}", c.ranks), fmt::format("pipeline.slices={}", c.slices),
+         "pipeline.microbatches=9", "model.vocab_size=1000", "train.steps=2",
+         "data.sequence_length=64", "train.eval_every=0"});
   }
 }
 

@@ -43,14 +43,6 @@ void check_built(const ScheduleOptions& options) {
                    fmt::format("choose one of {}", fmt::join(names, ", ")));
   }
   find_schedule(options.name);
-  const std::string& offload =
-      options.offload.empty() ? find_schedule(options.name).offload : options.offload;
-  for (const auto& [option, value] :
-       {std::pair{"--exchange", options.exchange}, {"--offload", offload}}) {
-    if (options.vocab == "last" || value == "none") continue;
-    refuse_unbuilt(fmt::format("--vocab {} with {} {}", options.vocab, option, value),
-                   fmt::format("use {} none", option));
-  }
 }
 
 VocabForm vocab_form(const std::string& text) {

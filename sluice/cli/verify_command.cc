@@ -33,6 +33,11 @@ std::string show_json(const Verification& verification) {
   return json.dump(2) + "\n";
 }
 
+std::string plain_ranks(const Verification& verification) {
+  return verification.plain_ranks == 1 ? "one rank"
+                                       : fmt::format("{} ranks", verification.plain_ranks);
+}
+
 std::string show_text(const Verification& verification) {
   std::vector<std::vector<std::string>> rows = {
       {"parameter", "largest gradient", "relative error"}};
@@ -43,10 +48,10 @@ std::string show_text(const Verification& verification) {
   return table(rows) + fmt::format(
                            "\nloss: pipeline {:.12f}, unsplit under autograd {:.12f}\n"
                            "largest relative gradient error {:.2e} ({}), allowed {:.0e}\n"
-                           "1f1b on one rank gives {} bits\n{}\n",
+                           "1f1b on {} gives {} bits\n{}\n",
                            verification.loss_pipeline, verification.loss_reference,
                            verification.max_relative_gradient_error, verification.worst_parameter,
-                           verification.bound,
+                           verification.bound, plain_ranks(verification),
                            verification.bit_identical ? "the same" : "DIFFERENT",
                            verification.pass ? "pass" : "FAIL");
 }
@@ -58,9 +63,9 @@ void run(const Arguments& arguments) {
   if (!verification.pass) {
     throw Failure(fmt::format(
         "the pipeline disagrees with the unsplit model: relative gradient error {:.2e} in {} "
-        "(allowed {:.0e}), bits {} those of 1f1b on one rank",
+        "(allowed {:.0e}), bits {} those of 1f1b on {}",
         verification.max_relative_gradient_error, verification.worst_parameter, verification.bound,
-        verification.bit_identical ? "equal to" : "different from"));
+        verification.bit_identical ? "equal to" : "different from", plain_ranks(verification)));
   }
 }
 

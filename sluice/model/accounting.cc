@@ -45,6 +45,7 @@ class Replay {
 
   std::int64_t x() const { return x_; }
   std::int64_t ids() const { return ids_; }
+  std::int64_t row() const { return row_; }
   std::int64_t key_values() const { return 2 * kv_; }
   std::int64_t key_value_gradients() const { return 2 * dkv_; }
 
@@ -92,6 +93,12 @@ class Replay {
       }
       hold(ids_);
     }
+    if (layers.has_final_norm) {
+      layers.num_layers > 0 ? keep(x_) : adopt(x_);
+      take(row_);
+      take(x_);  // y
+      keep(row_);
+    }
     return peaks_;
   }
 
@@ -111,8 +118,12 @@ class Replay {
       give(x_);
       drop(x_ + ids_);
     }
+    if (layers.has_final_norm) {
+      take(x_);
+      drop(x_ + row_);
+    }
     for (int layer = layers.num_layers; layer-- > 0;) {
-      const bool own_dy = layer + 1 < layers.num_layers || layers.has_head;
+      const bool own_dy = layer + 1 < layers.num_layers || layers.has_head || layers.has_final_norm;
       layer_backward(own_dy);
     }
     return peaks_;
@@ -284,7 +295,7 @@ std::int64_t stage_parameters(const ModelConfig& config, const StageLayers& laye
                              3 * hidden * config.intermediate_size + 2 * hidden;
   const std::int64_t vocabulary = config.vocab_size * hidden;
   return layers.num_layers * layer + (layers.has_embedding ? vocabulary : 0) +
-         (layers.has_head ? vocabulary + hidden : 0);
+         (layers.has_head ? vocabulary + hidden : 0) + (layers.has_final_norm ? hidden : 0);
 }
 
 }  // namespace
@@ -309,7 +320,8 @@ StageBytes stage_bytes(const ModelConfig& config, const StageLayers& layers, std
   bytes.weights = stage_parameters(config, layers) * value_bytes(config.dtype);
   bytes.gradients = stage_parameters(config, layers) * statistics_bytes(config.dtype);
   bytes.saved = num_layers * replay.layer_saved() + (layers.has_embedding ? replay.ids() : 0) +
-                (layers.has_head ? replay.x() + replay.ids() : 0);
+                (layers.has_head ? replay.x() + replay.ids() : 0) +
+                (layers.has_final_norm ? replay.x() + replay.row() : 0);
   bytes.saved_for_weight = num_layers * replay.layer_saved_for_weight();
   bytes.boundary = replay.x();
   if (num_slices > 1) {

@@ -38,15 +38,17 @@ std::vector<int> uniform_counts(int num_layers, int num_stages) {
 // layer in turn to the rank that is then least busy. That minimises the largest sum of equal items
 // on top of fixed costs (embedding, output layer).
 std::vector<int> balanced_counts(const ModelConfig& config, const std::vector<int>& rank_of_stage,
-                                 std::int64_t sequence_length) {
+                                 std::int64_t sequence_length, bool sharded_vocabulary) {
   const std::size_t num_stages = rank_of_stage.size();
   const auto cost_of = [&](const StageLayers& layers) {
     return stage_flops(config, layers, 1, sequence_length).total();
   };
   const double layer_cost = cost_of({.first_layer = 0, .num_layers = 1});
   std::vector<double> stage_cost(num_stages, 0.0);
-  stage_cost.front() += cost_of({.has_embedding = true});
-  stage_cost.back() += cost_of({.has_head = true});
+  if (!sharded_vocabulary) {
+    stage_cost.front() += cost_of({.has_embedding = true});
+    stage_cost.back() += cost_of({.has_head = true});
+  }
 
   const int num_ranks = 1 + *std::max_element(rank_of_stage.begin(), rank_of_stage.end());
   std::vector<double> rank_cost(static_cast<std::size_t>(num_ranks), 0.0);
@@ -175,10 +177,9 @@ std::vector<int> letter_counts(std::string_view text, std::string_view compact) 
   return counts;
 }
 
-}  // namespace
-
-Layout parse_layout(std::string_view text, const ModelConfig& config,
-                    const std::vector<int>& rank_of_stage, std::int64_t sequence_length) {
+Layout layout_of(std::string_view text, const ModelConfig& config,
+                 const std::vector<int>& rank_of_stage, std::int64_t sequence_length,
+                 bool sharded_vocabulary) {
   SLUICE_CHECK(!rank_of_stage.empty());
   const auto num_stages = static_cast<int>(rank_of_stage.size());
   const auto num_layers = static_cast<int>(config.num_hidden_layers);
@@ -187,7 +188,7 @@ Layout parse_layout(std::string_view text, const ModelConfig& config,
     if (std::isspace(static_cast<unsigned char>(letter)) == 0) compact += letter;
   }
   if (compact == "auto")
-    return from_counts(balanced_counts(config, rank_of_stage, sequence_length));
+    return from_counts(balanced_counts(config, rank_of_stage, sequence_length, sharded_vocabulary));
   if (compact == "uniform") return from_counts(uniform_counts(num_layers, num_stages));
 
   std::vector<int> counts;
@@ -211,6 +212,20 @@ Layout parse_layout(std::string_view text, const ModelConfig& config,
                              num_layers));
   }
   return from_counts(counts);
+}
+
+}  // namespace
+
+Layout parse_layout(std::string_view text, const ModelConfig& config,
+                    const std::vector<int>& rank_of_stage, std::int64_t sequence_length,
+                    bool sharded_vocabulary) {
+  Layout layout = layout_of(text, config, rank_of_stage, sequence_length, sharded_vocabulary);
+  if (sharded_vocabulary) {
+    layout.front().has_embedding = false;
+    layout.back().has_head = false;
+    layout.back().has_final_norm = true;
+  }
+  return layout;
 }
 
 }  // namespace sluice

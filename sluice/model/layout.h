@@ -17,6 +17,9 @@ struct StageLayers {
   int num_layers = 0;
   bool has_embedding = false;
   bool has_head = false;
+  /// The last stage when the vocabulary is sharded: it ends with the final norm and hands its
+  /// output on; has_embedding and has_head are then false everywhere.
+  bool has_final_norm = false;
 
   friend bool operator==(const StageLayers&, const StageLayers&) = default;
 };
@@ -31,7 +34,9 @@ using Layout = std::vector<StageLayers>;
 /// the most even stages. "uniform" gives the first stages one layer more when layers do not divide.
 /// Throws: InvalidArgument naming the value, the rule and what would fit; layers are counted
 /// against the config, and letters that are not implemented are refused by name.
+/// With `sharded_vocabulary` embedding and output layer are on no stage and weigh nothing.
 Layout parse_layout(std::string_view text, const ModelConfig& config,
-                    const std::vector<int>& rank_of_stage, std::int64_t sequence_length);
+                    const std::vector<int>& rank_of_stage, std::int64_t sequence_length,
+                    bool sharded_vocabulary = false);
 
 }  // namespace sluice

@@ -76,11 +76,14 @@ void initialize(const ParameterSpec& spec, std::uint64_t seed, at::Tensor& value
   const std::uint64_t key = mix(hash_name(name) ^ mix(seed + 0x9e3779b97f4a7c15ULL));
   // Piece by piece, so that no second copy of a large matrix ever exists.
   constexpr std::int64_t kPiece = 1 << 16;
+  const std::int64_t offset = spec.first_row == 0 ? 0 : spec.first_row * value.size(1);
+  SLUICE_CHECK(offset % 2 == 0, "{} rows of {} columns: numbers are drawn in pairs", spec.first_row,
+               value.size(1));
   std::vector<double> piece(static_cast<std::size_t>(std::min(kPiece, value.numel())));
   at::Tensor flat = value.view(-1);
   for (std::int64_t begin = 0; begin < value.numel(); begin += kPiece) {
     const std::int64_t size = std::min(kPiece, value.numel() - begin);
-    fill_normal(key, static_cast<std::uint64_t>(begin), spec.init_std, piece.data(), size);
+    fill_normal(key, static_cast<std::uint64_t>(offset + begin), spec.init_std, piece.data(), size);
     flat.narrow(0, begin, size)
         .copy_(at::from_blob(piece.data(), {size}, at::TensorOptions().dtype(at::kDouble)));
   }

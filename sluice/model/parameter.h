@@ -25,6 +25,10 @@ struct ParameterSpec {
   /// Not empty: the value is that of the parameter named here (tied embeddings). It is initialised
   /// by that name, and its gradient has to be added to that parameter's before the optimizer.
   std::string tied_to{};
+  /// A shard of a matrix of `full_rows` rows (0: the whole matrix) begins at `first_row`. `shape`
+  /// is that of the shard; every element starts as it does in the whole matrix.
+  std::int64_t first_row = 0;
+  std::int64_t full_rows = 0;
 };
 
 /// A weight and its gradient accumulator, both contiguous, owned by the stage. Several may be row

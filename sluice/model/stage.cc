@@ -6,6 +6,7 @@
 #include "sluice/common/errors.h"
 #include "sluice/model/decoder_layer.h"
 #include "sluice/model/embedding.h"
+#include "sluice/model/final_norm.h"
 #include "sluice/model/output_layer.h"
 #include "sluice/model/rotary.h"
 
@@ -27,6 +28,7 @@ struct Stage::Impl {
   std::optional<Embedding> embedding;
   std::vector<DecoderLayer> layers;
   std::optional<OutputLayer> head;
+  std::optional<FinalNorm> final_norm;  // where the output layer is sharded
 
   Impl(const ModelConfig& model, const StageLayers& where, at::Device device, std::uint64_t seed)
       : config(model), place(where), rotary(model, device) {
@@ -37,6 +39,7 @@ struct Stage::Impl {
       layers.emplace_back(maker, place.first_layer + layer);
     }
     if (place.has_head) head.emplace(maker);
+    if (place.has_final_norm) final_norm.emplace(maker);
   }
 
   SliceShape shape_of(const StageInput& input) const {
@@ -77,6 +80,7 @@ struct Stage::Impl {
   // The gradient that enters the last decoder layer.
   at::Tensor gradient_of_layers(const at::Tensor& dy_BTD, const LossOptions& loss_options,
                                 StageSaved& saved, LossSum* loss) {
+    if (final_norm) return final_norm->backward(dy_BTD.view({saved.shape.rows(), -1}), saved.head);
     if (!head) return dy_BTD.view({saved.shape.rows(), -1});
     SLUICE_CHECK(saved.head.tensors.size() == 2);
     const at::Tensor x_RD = std::move(saved.head.tensors[0]);
@@ -128,6 +132,9 @@ at::Tensor Stage::forward(const StageInput& input, KeyValueContext& context, Sta
     x_RD = impl_->layers[layer].forward(x_RD, impl_->slice_of(shape, context, layer),
                                         saved.layers[layer], keep);
   }
+  if (impl_->final_norm) {
+    x_RD = impl_->final_norm->forward(std::move(x_RD), saved.head, keep);
+  }
   if (!impl_->head) return x_RD.view({shape.batch, shape.tokens, -1});
   SLUICE_CHECK(input.targets_BT.defined(), "the stage with the output layer was given no targets");
   keep(x_RD);
@@ -173,7 +180,8 @@ at::Tensor Stage::backward(const at::Tensor& dy_BTD, const LossOptions& loss_opt
 at::Tensor Stage::evaluate(const StageInput& input, KeyValueContext& context,
                            const LossOptions& loss_options, LossSum* loss) {
   const SliceShape shape = impl_->shape_of(input);
-  const at::Tensor x_RD = impl_->evaluate_layers(input, shape, context);
+  at::Tensor x_RD = impl_->evaluate_layers(input, shape, context);
+  if (impl_->final_norm) x_RD = impl_->final_norm->evaluate(x_RD);
   if (!impl_->head) return x_RD.view({shape.batch, shape.tokens, -1});
   if (input.targets_BT.defined() && loss != nullptr) {
     *loss = {};

@@ -49,8 +49,9 @@ class Stage {
   std::vector<Parameter>& parameters();
   const std::vector<Parameter>& parameters() const;
 
-  /// F. Returns y_BTD for the next stage; undefined on the stage with the output layer, which keeps
-  /// the input of the final norm and the targets and computes the loss in B or I.
+  /// F. Returns y_BTD for the next stage (with has_final_norm: that norm's output); undefined on
+  /// the stage with the output layer, which keeps the input of the final norm and the targets and
+  /// computes the loss in B or I.
   at::Tensor forward(const StageInput& input, KeyValueContext& context, StageSaved& saved,
                      const KeepTensor& keep);
 

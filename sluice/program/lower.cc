@@ -151,6 +151,7 @@ class Lowering {
         const std::int32_t action = emit_shard(out, pass);
         if (pass.kind == PassKind::kVocabBackward) last_shard_gradient[0] = action;
         if (pass.kind == PassKind::kEmbedBackward) last_shard_gradient[1] = action;
+        copies.after_compute(pass, action);
         vocabulary.after(out, pass, action);
         continue;
       }

@@ -46,7 +46,7 @@ std::vector<int> layers_of_stages(const Program& program, const std::vector<Stag
 }  // namespace
 
 Engine::Engine(const Program& program, std::vector<Stage*> stages, Transport& transport,
-               MemoryLedger& ledger, const EngineOffload& offload)
+               MemoryLedger& ledger, const EngineOffload& offload, const VocabSetup& vocabulary)
     : program_(program),
       rank_(transport.rank()),
       stages_(std::move(stages)),
@@ -74,6 +74,9 @@ Engine::Engine(const Program& program, std::vector<Stage*> stages, Transport& tr
   if (!program.exchange.empty()) {
     exchanger_ = std::make_unique<Exchanger>(
         program.exchange, layers_of_stages(program, stages_, transport), transport, ledger);
+  }
+  if (program.vocab != VocabForm::kLast) {
+    vocabulary_ = std::make_unique<VocabRuntime>(program, vocabulary, transport, ledger);
   }
   if (!stages_.empty() && !stages_.front()->parameters().empty()) {
     device_ = stages_.front()->parameters().front().value.device();
@@ -113,6 +116,7 @@ std::vector<LossSum> Engine::run(const StepBatch& batch, const Optimizer& optimi
   const RankProgram& mine = program_.ranks[static_cast<std::size_t>(rank_)];
   const LedgerScope scope(&ledger_, MemoryClass::kWorkspace);
   spans_.clear();
+  sends_.clear();
   next_exchange_ = 0;
   losses_.assign(static_cast<std::size_t>(program_.num_microbatches * program_.num_slices), {});
   for (auto& context : contexts_) {
@@ -122,6 +126,7 @@ std::vector<LossSum> Engine::run(const StepBatch& batch, const Optimizer& optimi
   }
   std::vector<Transport::Ticket> tickets(mine.actions.size(), 0);
   const bool has_head = program_.placement.rank_of(program_.num_stages() - 1) == rank_;
+  if (vocabulary_) vocabulary_->begin_step(batch);
 
   for (std::size_t k = 0; k < mine.actions.size(); ++k) {
     const Action& action = mine.actions[k];
@@ -156,10 +161,13 @@ std::vector<LossSum> Engine::run(const StepBatch& batch, const Optimizer& optimi
       case ActionKind::kReceive:
         break;
       case ActionKind::kCollective:
-        throw InternalError(fmt::format("the engine cannot run \"{}\"", to_string(action, true)));
+        vocabulary_->post(action);
+        break;
     }
-    spans_.push_back({action.kind, action.lane, action.peer, action.pass, begin, now_ns()});
+    spans_.push_back(
+        {action.kind, action.lane, action.peer, action.pass, begin, now_ns(), action.collective});
   }
+  finish_sends();
   if (copies_) {
     const std::vector<Span> copied = copies_->finish_step();
     spans_.insert(spans_.end(), copied.begin(), copied.end());
@@ -167,6 +175,7 @@ std::vector<LossSum> Engine::run(const StepBatch& batch, const Optimizer& optimi
   SLUICE_CHECK(!exchanger_ || next_exchange_ ==
                                   program_.exchange.ranks[static_cast<std::size_t>(rank_)].size(),
                "rank {} did not run all passes that exchange attention", rank_);
+  if (vocabulary_) vocabulary_->finish(losses_);
   return has_head ? std::exchange(losses_, {}) : std::vector<LossSum>{};
 }
 
@@ -217,6 +226,13 @@ void Engine::run_pass(const Pass& pass, const StepBatch& batch) {
     case PassKind::kBackwardWeight:
       return stages_[static_cast<std::size_t>(chunk_of(pass.stage))]->backward_weight(
           unit(pass.stage, pass.microbatch, pass.slice).saved);
+    case PassKind::kEmbedForward:
+    case PassKind::kEmbedBackward:
+    case PassKind::kVocabForward:
+    case PassKind::kVocabBackward:
+      SLUICE_CHECK(vocabulary_ != nullptr, "{} without a sharded vocabulary",
+                   to_string(pass, true));
+      return vocabulary_->run_pass(pass);
     default:
       throw InternalError(fmt::format("the engine cannot run pass {}", to_string(pass, true)));
   }
@@ -236,6 +252,10 @@ void Engine::run_forward(const Pass& pass, const StepBatch& batch) {
     input.tokens_BT = slice_of(batch.tokens_BT.at(microbatch), pass.slice);
     input.first_position = pass.slice * input.tokens_BT.size(1);
   } else {
+    if (vocabulary_ && pass.stage == 0) {
+      mine.input = vocabulary_->take_embedding(pass);
+      charge_to(mine.input, &ledger_, MemoryClass::kBoundary);
+    }
     input.x_BTD = std::exchange(mine.input, {});
     SLUICE_CHECK(input.x_BTD.defined(), "{} has no input", to_string(pass, true));
     input.first_position = pass.slice * input.x_BTD.size(1);
@@ -263,6 +283,12 @@ void Engine::run_backward(const Pass& pass, const StepBatch& batch) {
       contexts_[static_cast<std::size_t>(chunk * program_.num_microbatches + pass.microbatch)];
 
   at::Tensor dy_BTD = std::exchange(mine.dy, {});
+  if (vocabulary_ && pass.stage + 1 == program_.num_stages()) {
+    dy_BTD = vocabulary_->take_hidden_gradient(
+        pass,
+        losses_[static_cast<std::size_t>(pass.microbatch * program_.num_slices + pass.slice)]);
+    charge_to(dy_BTD, &ledger_, MemoryClass::kBoundary);
+  }
   SLUICE_CHECK(dy_BTD.defined() != stage.layers().has_head, "{} {} a gradient from above",
                to_string(pass, true), dy_BTD.defined() ? "must not have" : "lacks");
   LossSum* loss =
@@ -280,9 +306,13 @@ void Engine::run_backward(const Pass& pass, const StepBatch& batch) {
 
 void Engine::hand_over(const Pass& producer, at::Tensor tensor) {
   SLUICE_CHECK(tensor.defined(), "{} produced nothing", to_string(producer, true));
-  charge_to(tensor, &ledger_, MemoryClass::kBoundary);
   const bool backward = is_backward(producer.kind);
   const int consumer = backward ? producer.stage - 1 : producer.stage + 1;
+  if (consumer < 0) return vocabulary_->give_embedding_gradient(producer, std::move(tensor));
+  if (consumer == program_.num_stages()) {
+    return vocabulary_->give_hidden(producer, std::move(tensor));
+  }
+  charge_to(tensor, &ledger_, MemoryClass::kBoundary);
   if (program_.placement.rank_of(consumer) == rank_) {
     Unit& next = unit(consumer, producer.microbatch, producer.slice);
     (backward ? next.dy : next.input) = std::move(tensor);
@@ -303,7 +333,19 @@ void Engine::send(const Action& action) {
   buffer.data = static_cast<std::byte*>(tensor.data_ptr());
   buffer.num_bytes = tensor.nbytes();
   buffer.owner = std::make_shared<at::Tensor>(std::move(tensor));
-  transport_.wait_send(transport_.post_send(action.peer, tag_of(producer), std::move(buffer)));
+  // Waiting here for the receiver could be a circle: it may first need what this rank does next.
+  std::erase_if(sends_, [&](const auto& sent) {
+    if (!transport_.is_sent(sent.first)) return false;
+    transport_.wait_send(sent.first);
+    return true;
+  });
+  const Transport::Ticket ticket = transport_.post_send(action.peer, tag_of(producer), buffer);
+  sends_.emplace_back(ticket, std::move(buffer));
+}
+
+void Engine::finish_sends() {
+  for (const auto& [ticket, buffer] : sends_) transport_.wait_send(ticket);
+  sends_.clear();
 }
 
 void Engine::receive(const Action& action, Transport::Ticket ticket) {
@@ -325,6 +367,7 @@ void Engine::check_step_is_clean() const {
                  !held.dx.defined() && held.saved.embedding.tensors.empty() &&
                  held.saved.head.tensors.empty();
     for (const auto& layer : held.saved.layers) clean = clean && layer.tensors.empty();
+    clean = clean && (!vocabulary_ || vocabulary_->is_clean());
     SLUICE_CHECK(clean, "rank {} still holds tensors at the optimizer", rank_);
   }
   for (const KeyValueContext& context : contexts_) {

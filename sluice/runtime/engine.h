@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "sluice/comm/transport.h"
@@ -14,6 +15,7 @@
 #include "sluice/runtime/activation_store.h"
 #include "sluice/runtime/exchanger.h"
 #include "sluice/runtime/ledger.h"
+#include "sluice/runtime/vocab_runtime.h"
 #include "sluice/trace/timeline.h"
 
 namespace sluice {
@@ -24,6 +26,9 @@ struct StepBatch {
   std::vector<at::Tensor> tokens_BT;
   std::vector<at::Tensor> targets_BT;
   LossOptions loss;
+  /// Per microbatch, what the loss of each token counts, [B, T]; empty: 1. Only where the
+  /// vocabulary is sharded. A sharded vocabulary needs tokens and targets on every rank.
+  std::vector<at::Tensor> weights_BT;
 };
 
 /// Where D passes copy to. Without a store the engine keeps the bytes in host memory of its own.
@@ -43,8 +48,10 @@ class Engine {
   /// When the Program exchanges attention, all ranks construct together.
   /// REQUIRES: verify(program) is empty. Throws: InternalError when stages do not fit the
   /// placement.
+  /// A program with vocabulary passes needs `vocabulary`.
   Engine(const Program& program, std::vector<Stage*> stages, Transport& transport,
-         MemoryLedger& ledger, const EngineOffload& offload = {});
+         MemoryLedger& ledger, const EngineOffload& offload = {},
+         const VocabSetup& vocabulary = {});
   ~Engine();
 
   /// Runs all actions once. Returns the loss sums per (microbatch, slice), index microbatch *
@@ -76,6 +83,7 @@ class Engine {
   void run_exchanging(const Pass& pass, const StepBatch& batch);
   void hand_over(const Pass& producer, at::Tensor tensor);
   void send(const Action& action);
+  void finish_sends();
   void receive(const Action& action, Transport::Ticket ticket);
   at::Tensor slice_of(const at::Tensor& tensor_BT, int slice) const;
   void check_step_is_clean() const;
@@ -86,10 +94,12 @@ class Engine {
   Transport& transport_;
   MemoryLedger& ledger_;
   const KeepTensor keep_, keep_key_value_, keep_gradient_;
-  std::vector<Unit> units_;                // chunk, microbatch, slice
-  std::vector<KeyValueContext> contexts_;  // chunk, microbatch
-  std::unique_ptr<Exchanger> exchanger_;   // null: nothing is exchanged
-  std::size_t next_exchange_ = 0;          // of the passes that take part
+  std::vector<Unit> units_;                   // chunk, microbatch, slice
+  std::vector<KeyValueContext> contexts_;     // chunk, microbatch
+  std::unique_ptr<Exchanger> exchanger_;      // null: nothing is exchanged
+  std::size_t next_exchange_ = 0;             // of the passes that take part
+  std::unique_ptr<VocabRuntime> vocabulary_;  // null: the vocabulary is not sharded
+  std::vector<std::pair<Transport::Ticket, Buffer>> sends_;  // perhaps not taken yet
   std::vector<LossSum> losses_;
   std::vector<Span> spans_;
   at::Device device_;

@@ -4,14 +4,19 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "sluice/program/lower.h"
+#include "sluice/program/plan_exchange.h"
 #include "sluice/program/verify.h"
+#include "sluice/schedule/offload.h"
 #include "sluice/schedule/registry.h"
 #include "sluice/sim/cost_file.h"
+#include "sluice/sim/offload_schedule.h"
 #include "sluice/sim/simulate.h"
 
 namespace sluice {
@@ -112,6 +117,40 @@ TEST(VocabPlan, OfEverySchedulePassesItsProof) {
           EXPECT_EQ(vocab_passes(passes), first);
           EXPECT_LE(most_pending(passes), stretch(form) + 1);
         }
+      }
+    }
+  }
+}
+
+TEST(VocabPlan, OfSlicesGoesWithOffloadAndExchange) {
+  for (const ScheduleInfo& info : schedule_library()) {
+    if (info.offload != "none" || info.name == "dualpipe-v") continue;
+    for (const VocabForm form : kForms) {
+      for (const auto& [ranks, microbatches, slices] : {std::tuple{3, 3, 6}, {4, 2, 8}}) {
+        SCOPED_TRACE(fmt::format("{} {}, {} ranks", info.name, to_string(form), ranks));
+        Planned planned =
+            plan(info.name, ranks, microbatches, form, {.barrier = 0.2, .broadcast = 0.1}, slices);
+        set_offload_ratio(planned.cost, 0.3);
+        const Schedule& plain = planned.schedule;
+        const OffloadPlan copies = offload_schedule(
+            plain, planned.cost, parse_offload("offload", "full", plain.placement), 0.0);
+        EXPECT_TRUE(has_offload(copies.schedule));
+        Program program = lower(copies.schedule);
+        program.exchange = plan_exchange(program, ExchangeMode::kBalanced,
+                                         causal_costs(program.num_stages(), slices));
+        EXPECT_FALSE(program.exchange.empty());
+        const std::vector<Problem> problems = verify(program);
+        EXPECT_TRUE(problems.empty()) << problems.front().text;
+        const Simulation together = simulate(program, planned.cost);
+        const auto most = [](const Simulation& simulation) {
+          return *std::max_element(simulation.peak_saved.begin(), simulation.peak_saved.end());
+        };
+        const auto total = [](const Simulation& simulation) {
+          return std::accumulate(simulation.peak_saved.begin(), simulation.peak_saved.end(),
+                                 std::int64_t{0});
+        };
+        EXPECT_LE(most(together), most(planned.simulation));
+        EXPECT_LT(total(together), total(planned.simulation));
       }
     }
   }

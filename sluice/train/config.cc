@@ -80,14 +80,12 @@ void check_exchange(const RunConfig& config) {
 
 /// Options whose technique is designed but not built. One line here goes when its technique comes.
 void refuse_unbuilt(const RunConfig& config) {
-  const PipelineConfig& pipeline = config.pipeline;
   const auto refuse = [](bool asked, std::string_view key, const auto& value,
                          std::string_view works) {
     if (!asked) return;
     throw InvalidArgument(
         fmt::format("{} = {}: is not built yet; set {} = {}", key, value, key, works));
   };
-  refuse(pipeline.vocab != "last", "pipeline.vocab", pipeline.vocab, "\"last\"");
   refuse(config.run.transport != "threads", "run.transport", config.run.transport, "\"threads\"");
 }
 
@@ -107,6 +105,13 @@ void check_run_config(const RunConfig& config) {
         "train.min_learning_rate = {}: must not be above train.learning_rate = {}; lower it or "
         "leave it out",
         train.min_learning_rate, train.learning_rate));
+  }
+  const std::string& vocab = config.pipeline.vocab;
+  if (vocab.starts_with("parallel") && config.model.vocab_size < config.pipeline.ranks) {
+    throw InvalidArgument(
+        fmt::format("pipeline.vocab = {}: a vocabulary of {} has no row for each of {} ranks; set "
+                    "pipeline.vocab = \"last\" or use fewer ranks",
+                    vocab, config.model.vocab_size, config.pipeline.ranks));
   }
   if (config.run.dir.empty()) throw InvalidArgument("run.dir is empty: name a folder");
   check_slices(config.pipeline.slices, config.data.sequence_length);

@@ -35,11 +35,12 @@ struct PipelineConfig {
   int slices = 1;               // pieces of a sequence
   int group = 0;                // 0: the schedule's default
   int microbatches = 4;
-  int microbatch_size = 4;        // sequences in one microbatch
-  std::string exchange = "none";  // none, pairwise, balanced
-  std::string vocab = "last";     // last, parallel-1, parallel-2
-  std::string offload = "none";   // none (then what the schedule does itself), half, full, auto or
-                                  // a count of chunks
+  int microbatch_size = 4;          // sequences in one microbatch
+  std::string exchange = "none";    // none, pairwise, balanced
+  std::string vocab = "last";       // last, parallel-1, parallel-2, auto
+  std::string vocab_keep = "auto";  // auto, probabilities, recompute
+  std::string offload = "none";  // none (then what the schedule does itself), half, full, auto or
+                                 // a count of chunks
   std::string offload_tier = "host";
   std::string offload_dir;         // empty: the current folder
   double offload_slowdown = 0.01;  // how much longer a step may take for it

@@ -114,8 +114,10 @@ void visit_keys(Config& config, Visitor& visitor) {
               "sequences of one microbatch");
   visitor.key("exchange", pipeline.exchange, ChoiceRule{{"none", "pairwise", "balanced"}},
               "attention exchange between stages");
-  visitor.key("vocab", pipeline.vocab, ChoiceRule{{"last", "parallel-1", "parallel-2"}},
-              "where the output layer is");
+  visitor.key("vocab", pipeline.vocab, ChoiceRule{{"last", "parallel-1", "parallel-2", "auto"}},
+              "embedding and output layer: on the last stage, or sharded over all ranks");
+  visitor.key("vocab_keep", pipeline.vocab_keep, ChoiceRule{{"auto", "probabilities", "recompute"}},
+              "what T of a sharded output layer uses");
   visitor.key(
       "offload", pipeline.offload, ChoiceOrCountRule{{"none", "half", "full", "auto"}},
       "activations moved out of device memory: none, half, full, auto or a count of chunks");

@@ -31,7 +31,7 @@ struct StepOutcome {
 StepOutcome run_pipeline_step(const Program& program,
                               const std::vector<std::unique_ptr<RankModel>>& ranks,
                               const std::vector<std::unique_ptr<Transport>>& transports,
-                              const StepBatch& batch);
+                              const StepBatch& batch, bool keep_probabilities = true);
 
 /// Copies of all weights by name; a tied output layer is not among them.
 NamedTensors copy_weights(const std::vector<std::unique_ptr<RankModel>>& ranks);

@@ -8,12 +8,14 @@
 
 #include "sluice/common/errors.h"
 #include "sluice/model/accounting.h"
+#include "sluice/model/vocab_shard.h"
 #include "sluice/program/lower.h"
 #include "sluice/program/plan_exchange.h"
 #include "sluice/program/verify.h"
 #include "sluice/schedule/registry.h"
 #include "sluice/sim/exchange_cost.h"
 #include "sluice/sim/offload_schedule.h"
+#include "sluice/sim/vocab_plan.h"
 #include "sluice/trace/grid.h"
 
 namespace sluice {
@@ -209,7 +211,7 @@ MemoryModel memory_model(const ModelConfig& model, const Layout& layout, const P
                         bytes.last_slice.peak_backward_input};
     memory.stages.push_back(stage);
   }
-  if (model.tie_word_embeddings) {
+  if (model.tie_word_embeddings && layout.back().has_head) {
     // The output layer has a gradient of its own but no optimizer state, and on the embedding's
     // rank no weight either.
     const std::int64_t matrix = model.vocab_size * model.hidden_size;
@@ -227,7 +229,94 @@ std::vector<std::int64_t> movable_bytes(const MemoryModel& memory) {
   return bytes;
 }
 
-RunPlan make_plan(const RunConfig& config, double flops_per_second, const CopyRates& rates) {
+namespace {
+
+VocabForm form_of(const std::string& vocab) {
+  return vocab == "parallel-1"   ? VocabForm::kParallel1
+         : vocab == "parallel-2" ? VocabForm::kParallel2
+                                 : VocabForm::kLast;
+}
+
+/// Tokens of one pass of a sharded vocabulary layer, and its rows.
+struct ShardShape {
+  double tokens = 0.0, rows = 0.0, hidden = 0.0;
+};
+
+ShardShape shard_shape(const RunConfig& config, int rank) {
+  const PipelineConfig& pipeline = config.pipeline;
+  return {static_cast<double>(pipeline.microbatch_size) *
+              static_cast<double>(config.data.sequence_length) / pipeline.slices,
+          static_cast<double>(vocab_rows(config.model.vocab_size, pipeline.ranks, rank).count),
+          static_cast<double>(config.model.hidden_size)};
+}
+
+// Products of S and T: the logits, the two gradients, and the logits again where T recomputes them.
+void add_shard_costs(const RunConfig& config, VocabForm form, bool keep_probabilities,
+                     double flops_per_second, CostModel& cost) {
+  const double forward = form == VocabForm::kParallel2 ? 2.0 : 1.0;
+  const double backward = 3.0 - forward + (keep_probabilities ? 0.0 : 1.0);
+  const auto fill = [&](PassKind kind, double products, double per_element) {
+    auto& ticks = cost.ticks[row(kind)];
+    ticks.assign(static_cast<std::size_t>(cost.num_stages * cost.num_slices), 0);
+    for (int rank = 0; rank < config.pipeline.ranks; ++rank) {
+      const ShardShape shape = shard_shape(config, rank);
+      const double flops = products * 2.0 * shape.tokens * shape.rows * shape.hidden +
+                           per_element * shape.tokens * shape.hidden;
+      for (int slice = 0; slice < cost.num_slices; ++slice) {
+        ticks[static_cast<std::size_t>(rank * cost.num_slices + slice)] =
+            std::max<std::int64_t>(1, std::llround(flops / flops_per_second / kNanosecond));
+      }
+    }
+  };
+  fill(PassKind::kVocabForward, forward, 0.0);
+  fill(PassKind::kVocabBackward, backward, 0.0);
+  fill(PassKind::kEmbedForward, 0.0, 1.0);
+  fill(PassKind::kEmbedBackward, 0.0, 1.0);
+}
+
+// Keeping saves a third of the products and costs tokens x rows between S and T; worth it while
+// that is less than what the shard itself takes.
+bool keeps_probabilities(const RunConfig& config) {
+  const std::string& keep = config.pipeline.vocab_keep;
+  if (keep != "auto") return keep == "probabilities";
+  const ShardShape shape = shard_shape(config, 0);
+  constexpr double kPending = 2.0, kCopiesOfWeights = 4.0;
+  return kPending * shape.tokens <= kCopiesOfWeights * shape.hidden;
+}
+
+VocabMemory vocab_memory(const RunConfig& config, VocabForm form, bool keep_probabilities,
+                         int rank) {
+  const ModelConfig& model = config.model;
+  const VocabRows rows = vocab_rows(model.vocab_size, config.pipeline.ranks, rank);
+  const std::int64_t tokens =
+      config.pipeline.microbatch_size * config.data.sequence_length / config.pipeline.slices;
+  const std::int64_t value = weight_size(model.dtype), statistics = value == 8 ? 8 : 4;
+  const std::int64_t matrix = rows.count * model.hidden_size;
+  const std::int64_t x = tokens * model.hidden_size;
+  const std::int64_t step = vocab_tile_columns(rows.count);
+  const std::int64_t num_tiles = step == 0 ? 0 : (rows.count + step - 1) / step;
+  VocabMemory memory;
+  const int num_matrices = model.tie_word_embeddings ? 1 : 2;
+  memory.weights = num_matrices * matrix * value;
+  memory.gradients = 2 * matrix * statistics;
+  memory.optimizer = num_matrices * optimizer_bytes(matrix, model.dtype);
+  memory.embedded = x * value / config.pipeline.ranks;
+  memory.saved = x * value;
+  if (keep_probabilities) {
+    memory.saved += tokens * rows.count * value + num_tiles * tokens * statistics;
+  }
+  memory.statistics = 3 * tokens * statistics;
+  memory.hidden_gradient =
+      (x + (form == VocabForm::kParallel2 ? x / config.pipeline.ranks : 0)) * statistics;
+  memory.workspace_forward = tokens * step * statistics;
+  memory.workspace_backward =
+      x * value + (keep_probabilities ? 0 : tokens * step * statistics) +
+      (form == VocabForm::kParallel1 && keep_probabilities ? x * statistics : 0);
+  return memory;
+}
+
+RunPlan plan_form(const RunConfig& config, VocabForm form, double flops_per_second,
+                  const CopyRates& rates) {
   const PipelineConfig& pipeline = config.pipeline;
   RunPlan plan;
   // The placement follows from the schedule's shape alone, the layers from the placement, and the
@@ -235,14 +324,30 @@ RunPlan make_plan(const RunConfig& config, double flops_per_second, const CopyRa
   ScheduleRequest request = request_of(pipeline);
   const Placement placement = make_schedule(pipeline.schedule, request).placement;
   plan.layout = parse_layout(pipeline.layers, config.model, rank_of_stages(placement),
-                             config.data.sequence_length);
+                             config.data.sequence_length, form != VocabForm::kLast);
   plan.cost = costs_from_flops(config, plan.layout, flops_per_second);
   plan.cost.link = thread_link(plan.layout);
   request.ticks = to_pass_ticks(plan.cost);
-  plan.schedule = make_schedule(pipeline.schedule, request);
+  if (form == VocabForm::kLast) {
+    plan.schedule = make_schedule(pipeline.schedule, request);
+  } else {
+    plan.keep_probabilities = keeps_probabilities(config);
+    add_shard_costs(config, form, plan.keep_probabilities, flops_per_second, plan.cost);
+    const auto make = [&](int num_microbatches) {
+      ScheduleRequest longer = request;
+      longer.microbatches = num_microbatches;
+      return make_schedule(pipeline.schedule, longer);
+    };
+    plan.schedule = plan_vocabulary(make, pipeline.microbatches, form, plan.cost);
+  }
   plan.memory =
       memory_model(config.model, plan.layout, plan.schedule.placement, pipeline.microbatch_size,
                    config.data.sequence_length / pipeline.slices, pipeline.slices);
+  if (form != VocabForm::kLast) {
+    for (int rank = 0; rank < pipeline.ranks; ++rank) {
+      plan.memory.vocabulary.push_back(vocab_memory(config, form, plan.keep_probabilities, rank));
+    }
+  }
   plan_copies(config, rates, plan);
   plan.program = lower_and_verify(plan.schedule);
   if (const ExchangeMode mode = exchange_mode(pipeline); mode != ExchangeMode::kNone) {
@@ -255,6 +360,23 @@ RunPlan make_plan(const RunConfig& config, double flops_per_second, const CopyRa
       simulate(plan.program, plan.cost,
                {.record_timeline = true, .memory = &plan.memory, .record_memory = true});
   return plan;
+}
+
+}  // namespace
+
+RunPlan make_plan(const RunConfig& config, double flops_per_second, const CopyRates& rates) {
+  if (config.pipeline.vocab != "auto") {
+    return plan_form(config, form_of(config.pipeline.vocab), flops_per_second, rates);
+  }
+  // Sharded only where it is clearly faster: collectives are not in the predicted time.
+  constexpr double kGain = 1.03;
+  RunPlan last = plan_form(config, VocabForm::kLast, flops_per_second, rates);
+  if (config.model.vocab_size < config.pipeline.ranks || config.pipeline.ranks == 1) return last;
+  RunPlan sharded = plan_form(config, VocabForm::kParallel2, flops_per_second, rates);
+  const auto time = [](const RunPlan& plan) {
+    return static_cast<double>(plan.prediction.bubble.makespan);
+  };
+  return time(sharded) * kGain < time(last) ? sharded : last;
 }
 
 CostModel measured_costs(const Timeline& timeline, const Program& program) {
@@ -302,7 +424,11 @@ std::string describe(const RunPlan& plan, const RunConfig& config) {
         text += fmt::format("layers {}-{}", layers.first_layer,
                             layers.first_layer + layers.num_layers - 1);
       }
-      text += layers.has_head ? ", output layer)" : ")";
+      text += layers.has_head ? ", output layer)" : layers.has_final_norm ? ", final norm)" : ")";
+    }
+    if (plan.schedule.vocab != VocabForm::kLast) {
+      const VocabRows rows = vocab_rows(config.model.vocab_size, placement.num_ranks(), rank);
+      text += fmt::format(", vocabulary rows {}-{}", rows.first, rows.first + rows.count - 1);
     }
     const MemoryPeaks& peaks = plan.prediction.memory[static_cast<std::size_t>(rank)];
     text +=

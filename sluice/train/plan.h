@@ -19,7 +19,8 @@ struct RunPlan {
   Program program;     // a training step
   Program evaluation;  // the forwards of a validation step
   Layout layout;
-  CostModel cost;  // what the prediction was made with
+  bool keep_probabilities = true;  // of a sharded output layer, from S until T
+  CostModel cost;                  // what the prediction was made with
   MemoryModel memory;
   Simulation prediction;  // timeline, memory peaks
   std::string offload;    // k and what was decided, in one line; empty: nothing was asked for

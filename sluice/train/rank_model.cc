@@ -56,18 +56,22 @@ RankModel::RankModel(const ModelConfig& config, const Layout& layout, const Plac
     stages_.push_back(
         std::make_unique<Stage>(config, layout[static_cast<std::size_t>(stage)], device, seed));
   }
-  for (auto& stage : stages_) {
-    for (Parameter& parameter : stage->parameters()) {
-      charge_to(parameter.gradient, ledger_.get(), MemoryClass::kGradients);
-      if (!parameter.spec.tied_to.empty()) {
-        tied_head_ = &parameter;
-        continue;
-      }
-      charge_to(parameter.value, ledger_.get(), MemoryClass::kWeights);
-      trained_.push_back({&parameter, {}, order.at(parameter.spec.name)});
-    }
+  if (!layout.front().has_embedding) {
+    vocabulary_ = std::make_unique<VocabLayers>(config, placement.num_ranks(), rank, device, seed);
+    embedding_rank_ = head_rank_ = rank;  // of this rank's rows
   }
-  if (config.tie_word_embeddings && rank == embedding_rank_) {
+  for (Parameter* parameter : parameters()) {
+    charge_to(parameter->gradient, ledger_.get(), MemoryClass::kGradients);
+    if (!parameter->spec.tied_to.empty()) {
+      tied_head_ = parameter;
+      continue;
+    }
+    charge_to(parameter->value, ledger_.get(), MemoryClass::kWeights);
+    trained_.push_back({parameter, {}, order.at(parameter->spec.name)});
+  }
+  if (config.tie_word_embeddings && vocabulary_) {
+    embedding_ = &vocabulary_->parameters().front();
+  } else if (config.tie_word_embeddings && rank == embedding_rank_) {
     embedding_ = &stages_.front()->parameters().front();
   }
   if (tied_head_ != nullptr) {
@@ -101,10 +105,18 @@ void RankModel::sum_tied_gradients(Transport& transport) {
   }
 }
 
+std::vector<Parameter*> RankModel::parameters() {
+  std::vector<Parameter*> all;
+  const auto add = [&](std::vector<Parameter>& parameters) {
+    for (Parameter& parameter : parameters) all.push_back(&parameter);
+  };
+  for (auto& stage : stages_) add(stage->parameters());
+  if (vocabulary_) add(vocabulary_->parameters());
+  return all;
+}
+
 void RankModel::zero_gradients() {
-  for (auto& stage : stages_) {
-    for (Parameter& parameter : stage->parameters()) parameter.gradient.zero_();
-  }
+  for (Parameter* parameter : parameters()) parameter->gradient.zero_();
 }
 
 void RankModel::reset_masters() {
@@ -144,7 +156,8 @@ UpdateResult RankModel::update(Transport& transport, const AdamOptions& options,
   for (const auto& one : all) {
     const auto count = static_cast<std::size_t>(one[0]);
     for (std::size_t i = 0; i < count; ++i) {
-      squares[static_cast<std::int64_t>(one[1 + 2 * i])] = one[2 + 2 * i];
+      // Shards of one matrix add up in the order of ranks.
+      squares[static_cast<std::int64_t>(one[1 + 2 * i])] += one[2 + 2 * i];
     }
     result.shared.emplace_back(one.begin() + 1 + 2 * static_cast<std::ptrdiff_t>(count), one.end());
   }

@@ -10,6 +10,7 @@
 #include "sluice/comm/transport.h"
 #include "sluice/model/layout.h"
 #include "sluice/model/stage.h"
+#include "sluice/model/vocab_layers.h"
 #include "sluice/runtime/ledger.h"
 #include "sluice/schedule/schedule.h"
 #include "sluice/train/optimizer.h"
@@ -39,12 +40,18 @@ struct UpdateResult {
 class RankModel {
  public:
   /// Allocates and initialises the stages of `rank` by (seed, parameter name).
+  /// A layout without embedding and output layer shards both over the ranks (Vocabulary
+  /// Parallelism).
   RankModel(const ModelConfig& config, const Layout& layout, const Placement& placement, int rank,
             at::Device device, std::uint64_t seed);
 
   MemoryLedger& ledger() { return *ledger_; }
   const MemoryLedger& ledger() const { return *ledger_; }
   std::vector<Stage*> stages();
+  /// This rank's shards of the vocabulary layers; null when they are on the first and last stage.
+  VocabLayers* vocabulary() { return vocabulary_.get(); }
+  /// All parameters of this rank, tied ones too.
+  std::vector<Parameter*> parameters();
   /// The parameters this rank updates, in model order. A tied output layer is not among them.
   std::vector<TrainedParameter>& trained() { return trained_; }
 
@@ -71,6 +78,7 @@ class RankModel {
   bool tied_;
   std::unique_ptr<MemoryLedger> ledger_;  // before the tensors it counts
   std::vector<std::unique_ptr<Stage>> stages_;
+  std::unique_ptr<VocabLayers> vocabulary_;
   std::vector<TrainedParameter> trained_;
   Parameter* embedding_ = nullptr;  // tied models: the owner's matrix, if here
   Parameter* tied_head_ = nullptr;  // tied models: the output layer's, if here

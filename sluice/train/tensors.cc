@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <span>
 
 #include "sluice/common/errors.h"
 
@@ -62,32 +63,60 @@ void add_to_checkpoint(const Parameter& parameter, const AdamState& state,
   if (state.master.defined()) optimizer.push_back(named_bytes("master/" + name, state.master));
 }
 
-void copy_into(const TensorView& stored, at::Tensor& destination) {
-  const auto sizes = destination.sizes();
+void add_to_checkpoint(const ShardedParameters& shards, std::vector<NamedBytes>& weights,
+                       std::vector<NamedBytes>& optimizer) {
+  for (const auto& [name, rows] : shards) {
+    const auto join = [&](const std::string& stored, auto member) {
+      std::vector<at::Tensor> parts;
+      for (const auto& [parameter, state] : rows) parts.push_back(member(*parameter, *state));
+      return named_bytes(stored, at::cat(parts));
+    };
+    weights.push_back(join(name, [](const Parameter& p, const AdamState&) { return p.value; }));
+    optimizer.push_back(
+        join("exp_avg/" + name, [](const Parameter&, const AdamState& s) { return s.exp_avg; }));
+    optimizer.push_back(join("exp_avg_sq/" + name,
+                             [](const Parameter&, const AdamState& s) { return s.exp_avg_sq; }));
+    if (rows.front().second->master.defined()) {
+      optimizer.push_back(
+          join("master/" + name, [](const Parameter&, const AdamState& s) { return s.master; }));
+    }
+  }
+}
+
+void copy_into(const TensorView& stored, at::Tensor& destination, std::int64_t first_row,
+               std::int64_t full_rows) {
+  std::vector<std::int64_t> sizes = destination.sizes().vec();
+  if (full_rows > 0) sizes.front() = full_rows;
   if (!std::equal(sizes.begin(), sizes.end(), stored.shape.begin(), stored.shape.end())) {
     throw Failure(fmt::format("{} has shape [{}], the model needs [{}]", stored.name,
                               fmt::join(stored.shape, ", "), fmt::join(sizes, ", ")));
   }
   // Bytes in a file are not aligned: into a tensor of their own first.
-  at::Tensor host = at::empty(sizes, at::TensorOptions().dtype(scalar_type(stored)));
-  SLUICE_CHECK(host.nbytes() == stored.bytes.size());
-  if (!stored.bytes.empty()) {
-    std::memcpy(host.mutable_data_ptr(), stored.bytes.data(), stored.bytes.size());
-  }
+  at::Tensor host = at::empty(destination.sizes(), at::TensorOptions().dtype(scalar_type(stored)));
+  const std::size_t row_bytes =
+      full_rows > 0 ? stored.bytes.size() / static_cast<std::size_t>(full_rows) : 0;
+  const std::span<const std::byte> bytes =
+      stored.bytes.subspan(static_cast<std::size_t>(first_row) * row_bytes, host.nbytes());
+  if (!bytes.empty()) std::memcpy(host.mutable_data_ptr(), bytes.data(), bytes.size());
   destination.copy_(host);
 }
 
 void load_parameter(const TensorFiles& weights, Parameter& parameter) {
   const ParameterSpec& spec = parameter.spec;
-  copy_into(weights.at(spec.tied_to.empty() ? spec.name : spec.tied_to), parameter.value);
+  copy_into(weights.at(spec.tied_to.empty() ? spec.name : spec.tied_to), parameter.value,
+            spec.first_row, spec.full_rows);
 }
 
 void load_state(const TensorFiles& optimizer, const Parameter& parameter, AdamState& state) {
   const std::string& name = parameter.spec.name;
   SLUICE_CHECK(parameter.spec.tied_to.empty(), "{} is tied", name);
-  copy_into(optimizer.at("exp_avg/" + name), state.exp_avg);
-  copy_into(optimizer.at("exp_avg_sq/" + name), state.exp_avg_sq);
-  if (state.master.defined()) copy_into(optimizer.at("master/" + name), state.master);
+  copy_into(optimizer.at("exp_avg/" + name), state.exp_avg, parameter.spec.first_row,
+            parameter.spec.full_rows);
+  copy_into(optimizer.at("exp_avg_sq/" + name), state.exp_avg_sq, parameter.spec.first_row,
+            parameter.spec.full_rows);
+  if (state.master.defined())
+    copy_into(optimizer.at("master/" + name), state.master, parameter.spec.first_row,
+              parameter.spec.full_rows);
 }
 
 }  // namespace sluice

@@ -3,7 +3,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sluice/model/parameter.h"
@@ -22,9 +25,19 @@ NamedBytes named_bytes(const std::string& name, const at::Tensor& tensor);
 void add_to_checkpoint(const Parameter& parameter, const AdamState& state,
                        std::vector<NamedBytes>& weights, std::vector<NamedBytes>& optimizer);
 
-/// Copies a stored tensor into `destination`, converting the element type.
+/// Shards of vocabulary matrices by name, each list in the order of their rows.
+using ShardedParameters =
+    std::map<std::string, std::vector<std::pair<const Parameter*, const AdamState*>>>;
+
+/// The same for shards: whole matrices are written, so that any number of ranks can read them.
+void add_to_checkpoint(const ShardedParameters& shards, std::vector<NamedBytes>& weights,
+                       std::vector<NamedBytes>& optimizer);
+
+/// Copies a stored tensor into `destination`, converting the element type; of a stored matrix of
+/// `full_rows` rows (0: it is as large as `destination`) those from `first_row` on.
 /// Throws: Failure when the shapes differ.
-void copy_into(const TensorView& stored, at::Tensor& destination);
+void copy_into(const TensorView& stored, at::Tensor& destination, std::int64_t first_row = 0,
+               std::int64_t full_rows = 0);
 
 /// Fills a parameter's value from `weights` by its name, or by the name it is tied to.
 void load_parameter(const TensorFiles& weights, Parameter& parameter);

@@ -114,9 +114,11 @@ void Trainer::rank_loop(Transport& transport, const TrainEvents& events, Shared&
   const int rank = transport.rank();
   const auto self = static_cast<std::size_t>(rank);
   RankModel& model = *ranks_[self];
+  const VocabSetup vocabulary{.layers = model.vocabulary(),
+                              .keep_probabilities = plan_.keep_probabilities};
   Engine engine(plan_.program, model.stages(), transport, model.ledger(),
-                {.store = far_stores_[self].get(), .check = config_.run.check_offload});
-  Engine evaluator(plan_.evaluation, model.stages(), transport, model.ledger());
+                {.store = far_stores_[self].get(), .check = config_.run.check_offload}, vocabulary);
+  Engine evaluator(plan_.evaluation, model.stages(), transport, model.ledger(), {}, vocabulary);
   model.spread_tied(transport);
 
   const TrainConfig& train = config_.train;
@@ -219,8 +221,9 @@ StepBatch Trainer::first_batch() const {
 
 StepBatch Trainer::rank_batch(const BatchPlan& plan, std::int64_t first_sample, int rank) const {
   const Placement& placement = plan_.schedule.placement;
-  return read_batch(plan, first_sample, placement.rank_of(0) == rank,
-                    placement.rank_of(placement.num_stages() - 1) == rank);
+  const bool everywhere = plan_.schedule.vocab != VocabForm::kLast;
+  return read_batch(plan, first_sample, everywhere || placement.rank_of(0) == rank,
+                    everywhere || placement.rank_of(placement.num_stages() - 1) == rank);
 }
 
 StepBatch Trainer::read_batch(const BatchPlan& plan, std::int64_t first_sample, bool needs_tokens,
@@ -265,9 +268,7 @@ void Trainer::open_data() {
 void Trainer::load_weights() {
   const TensorFiles weights = open_weights(config_.model_weights, config_.model);
   for (const auto& rank : ranks_) {
-    for (Stage* stage : rank->stages()) {
-      for (Parameter& parameter : stage->parameters()) load_parameter(weights, parameter);
-    }
+    for (Parameter* parameter : rank->parameters()) load_parameter(weights, *parameter);
     rank->reset_masters();
   }
 }
@@ -287,10 +288,8 @@ void Trainer::load_latest_checkpoint() {
   }
   const std::int64_t step = checkpoint.state.step;
   for (const auto& rank : ranks_) {
-    for (Stage* stage : rank->stages()) {
-      for (Parameter& parameter : stage->parameters()) {
-        load_parameter(checkpoint.weights, parameter);
-      }
+    for (Parameter* parameter : rank->parameters()) {
+      load_parameter(checkpoint.weights, *parameter);
     }
     for (TrainedParameter& trained : rank->trained()) {
       load_state(checkpoint.optimizer, *trained.parameter, trained.state);
@@ -309,11 +308,17 @@ void Trainer::save(std::int64_t step, Transport& transport, const TrainEvents& e
     contents.state = make_state(config_, step, next_sample,
                                 next_sample * config_.data.sequence_length, data_digest_);
     contents.config_toml = to_toml(config_);
+    ShardedParameters shards;
     for (const auto& rank : ranks_) {
       for (const TrainedParameter& trained : rank->trained()) {
+        if (trained.parameter->spec.full_rows > 0) {
+          shards[trained.parameter->spec.name].emplace_back(trained.parameter, &trained.state);
+          continue;
+        }
         add_to_checkpoint(*trained.parameter, trained.state, contents.weights, contents.optimizer);
       }
     }
+    add_to_checkpoint(shards, contents.weights, contents.optimizer);
     const auto folder = write_checkpoint(std::filesystem::path(config_.run.dir) / "checkpoints",
                                          contents, config_.run.keep_checkpoints);
     if (events.checkpoint) events.checkpoint(step, folder);

@@ -36,7 +36,7 @@ bool same_bits(const StepOutcome& a, const StepOutcome& b) {
 StepOutcome run_step(Trainer& trainer) {
   const auto transports = make_local_transports(trainer.config().pipeline.ranks, {});
   return run_pipeline_step(trainer.plan().program, trainer.ranks(), transports,
-                           trainer.first_batch());
+                           trainer.first_batch(), trainer.plan().keep_probabilities);
 }
 
 double mean_loss(const StepOutcome& outcome) {
@@ -57,7 +57,10 @@ Verification verify_run(const RunConfig& config) {
 
   RunConfig plain_config = config;
   plain_config.pipeline.schedule = "1f1b";
-  plain_config.pipeline.ranks = 1;
+  // Shards of the vocabulary group their sums by rank, so that bits are those of as many ranks.
+  const VocabForm vocab = trainer.plan().schedule.vocab;
+  plain_config.pipeline.vocab = std::string(to_string(vocab));
+  if (vocab == VocabForm::kLast) plain_config.pipeline.ranks = 1;
   plain_config.pipeline.chunks = 0;
   plain_config.pipeline.group = 0;
   plain_config.pipeline.exchange = "none";
@@ -78,6 +81,7 @@ Verification verify_run(const RunConfig& config) {
 
   Verification result;
   result.num_slices = config.pipeline.slices;
+  result.plain_ranks = plain_config.pipeline.ranks;
   result.loss_pipeline = mean_loss(outcome);
   result.loss_reference = reference.loss.cross_entropy / static_cast<double>(std::max<std::int64_t>(
                                                              1, reference.loss.num_targets));
