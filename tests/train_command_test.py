@@ -170,7 +170,7 @@ class Train(unittest.TestCase):
                 "pipeline.layers=3,3": ["3,3", "4"],
                 "pipeline.slices=3": ["slices", "33"],
                 "pipeline.offload=most": ["offload", "half"],
-                "pipeline.vocab=parallel-2": ["vocab", "last"],
+                "pipeline.vocab=everywhere": ["vocab", "last"],
                 "train.learning_rate=fast": ["learning_rate"],
                 "data.sequence_length=100000000": ["sequence"],
                 "run.device=tpu": ["tpu", "cpu"],

@@ -385,48 +385,12 @@ TEST_P(PredictedMemory, IsWhatTheLedgerMeasures) {
 
 class PredictedMemoryOfSlices : public PredictedMemory {};
 
-/// Sharded vocabulary layers.
-class PredictedMemoryOfShards : public PredictedMemory {};
-
 TEST_P(PredictedMemoryOfSlices, IsWhatTheLedgerMeasures) {
   for (const char* recompute : {"none", "full"}) {
     expect_prediction({fmt::format("pipeline.schedule={}", GetParam()), "pipeline.ranks=3",
                        "pipeline.microbatches=4", "pipeline.slices=8",
                        fmt::format("model.recompute={}", recompute), "train.steps=1",
                        "data.sequence_length=64", "train.eval_every=0"});
-  }
-}
-
-/// A rank's part of what E and S hand over depends on the tokens: uniform ones make it even.
-TEST_F(PredictedMemoryOfShards, AreWhatTheLedgerMeasures) {
-  std::vector<std::uint16_t> tokens(1 << 16);
-  std::uint32_t state = 1;
-  for (std::uint16_t& token : tokens) {
-    state = state * 1664525U + 1013904223U;
-    token = static_cast<std::uint16_t>((state >> 16) % 1000);
-  }
-  std::ofstream(root_ / "uniform.bin", std::ios::binary)
-      .write(reinterpret_cast<const char*>(tokens.data()),
-             static_cast<std::streamsize>(tokens.size() * sizeof(std::uint16_t)));
-  struct Case {
-    const char *schedule, *vocab, *keep, *tied;
-    int ranks, slices;
-  };
-  for (const Case& c : {Case{"1f1b", "parallel-2", "probabilities", "false", 2, 1},
-                        {"1f1b", "parallel-1", "recompute", "true", 4, 1},
-                        {"v-half", "parallel-2", "recompute", "false", 4, 1},
-                        {"zb-1p", "parallel-1", "probabilities", "false", 3, 1},
-                        {"interleaved", "parallel-2", "auto", "true", 2, 1},
-                        {"slimpipe", "parallel-2", "auto", "false", 2, 4}}) {
-    expect_prediction(
-        {fmt::format("data.paths=[\"{}\"]", (root_ / "uniform.bin").string()),
-         "data.format=nanogpt", "data.validation_fraction=0",
-         fmt::format("pipeline.schedule={}", c.schedule), fmt::format("pipeline.vocab={}", c.vocab),
-         fmt::format("pipeline.vocab_keep={}", c.keep),
-         fmt::format("model.tie_word_embeddings={}", c.tied),
-         fmt::format("pipeline.ranks={}", c.ranks), fmt::format("pipeline.slices={}", c.slices),
-         "pipeline.microbatches=9", "model.vocab_size=1000", "train.steps=2",
-         "data.sequence_length=64", "train.eval_every=0"});
   }
 }
 
