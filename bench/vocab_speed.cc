@@ -23,23 +23,15 @@ struct Options {
 
 /// "vocab[/layers]".
 RunConfig config_of(const Options& options, const std::string& run) {
-  RunConfig config;
+  RunConfig config = random_tokens_config(options.hidden, options.layers, options.length);
   config.model.vocab_size = options.vocabulary;
-  config.model.hidden_size = options.hidden;
-  config.model.intermediate_size = options.hidden * 11 / 4;
-  config.model.num_hidden_layers = options.layers;
-  config.model.num_attention_heads = options.hidden / 64;
-  config.model.num_key_value_heads = options.hidden / 64;
-  config.data.paths = {"random"};
-  config.data.sequence_length = options.length;
   const std::size_t slash = run.find('/');
   config.pipeline.vocab = run.substr(0, slash);
-  config.pipeline.layers = slash == std::string::npos ? "uniform" : run.substr(slash + 1);
+  if (slash != std::string::npos) config.pipeline.layers = run.substr(slash + 1);
   config.pipeline.vocab_keep = options.keep;
   config.pipeline.schedule = options.schedule;
   config.pipeline.ranks = options.ranks;
   config.pipeline.microbatches = options.microbatches;
-  config.pipeline.microbatch_size = 1;
   return config;
 }
 
