@@ -40,6 +40,42 @@ double seconds_of(const std::function<void()>& what) {
   return std::max(1e-9, std::chrono::duration<double>(Clock::now() - begin).count());
 }
 
+/// Runs `work` for each of 0 to num_threads - 1, a thread each. Throws: what the first of them
+/// threw.
+void run_threads(std::size_t num_threads, const std::function<void(std::size_t)>& work) {
+  std::vector<std::exception_ptr> errors(num_threads);
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < num_threads; ++i) {
+    threads.emplace_back([&, i] {
+      try {
+        work(i);
+      } catch (...) {
+        errors[i] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+constexpr std::int64_t kProbeUnit = std::int64_t{8} << 20;
+constexpr std::size_t kProbeUnits = 4;
+
+/// What one rank measures with: stores of a few units, one to write and one to read.
+struct Probe {
+  std::unique_ptr<FarStore> out, in;
+  std::vector<std::byte> bytes_out, bytes_in;
+
+  void write_all() {
+    for (std::size_t unit = 0; unit < kProbeUnits; ++unit) out->write(unit, {bytes_out});
+  }
+  void read_all() {
+    for (std::size_t unit = 0; unit < kProbeUnits; ++unit) in->read(unit, {bytes_in});
+  }
+};
+
 }  // namespace
 
 std::string offload_amount(const PipelineConfig& pipeline) {
@@ -48,52 +84,42 @@ std::string offload_amount(const PipelineConfig& pipeline) {
 
 CopyRates measure_copy_rates(const PipelineConfig& pipeline) {
   if (offload_amount(pipeline) == "none") return {};
-  constexpr std::int64_t kUnit = std::int64_t{8} << 20;
-  constexpr std::size_t kUnits = 4;
   const std::string folder = folder_of(pipeline);
   require_folder(folder);
   OffloadSlots slots;
-  for (std::size_t unit = 0; unit < kUnits; ++unit) {
-    slots.offset.push_back(static_cast<std::int64_t>(unit) * kUnit);
-    slots.size.push_back(kUnit);
+  for (std::size_t unit = 0; unit < kProbeUnits; ++unit) {
+    slots.offset.push_back(static_cast<std::int64_t>(unit) * kProbeUnit);
+    slots.size.push_back(kProbeUnit);
   }
-  slots.capacity = static_cast<std::int64_t>(kUnits) * kUnit;
+  slots.capacity = static_cast<std::int64_t>(kProbeUnits) * kProbeUnit;
   const auto num_ranks = static_cast<std::size_t>(pipeline.ranks);
-  std::vector<std::unique_ptr<FarStore>> stores;
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) stores.push_back(make_store(slots, folder));
+  std::vector<Probe> probes(num_ranks);
+  for (Probe& probe : probes) {
+    const std::vector<std::byte> bytes(static_cast<std::size_t>(kProbeUnit), std::byte{1});
+    probe = {make_store(slots, folder), make_store(slots, folder), bytes, bytes};
+  }
   std::vector<CopyRates> rates(num_ranks);
-  std::vector<std::exception_ptr> errors(num_ranks);
-  const auto measure = [&](std::size_t rank) {
-    std::vector<std::byte> bytes(static_cast<std::size_t>(kUnit), std::byte{1});
-    const double total = static_cast<double>(slots.capacity);
-    for (int round = 0; round < 2; ++round) {  // the first one touches the memory
-      rates[rank].out = total / seconds_of([&] {
-                          for (std::size_t u = 0; u < kUnits; ++u) stores[rank]->write(u, {bytes});
-                        });
-      rates[rank].in = total / seconds_of([&] {
-                         for (std::size_t u = 0; u < kUnits; ++u) stores[rank]->read(u, {bytes});
-                       });
+  const double total = static_cast<double>(slots.capacity);
+  run_threads(num_ranks, [&](std::size_t rank) {
+    Probe& probe = probes[rank];
+    for (std::size_t unit = 0; unit < kProbeUnits; ++unit) {
+      probe.in->write(unit, {probe.bytes_in});  // something to read, and the memory is touched
     }
-  };
-  std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        measure(rank);
-      } catch (...) {
-        errors[rank] = std::current_exception();
-      }
+    probe.write_all();
+    rates[rank].out = total / seconds_of([&] { probe.write_all(); });
+    rates[rank].in = total / seconds_of([&] { probe.read_all(); });
+  });
+  const double together = seconds_of([&] {
+    run_threads(2 * num_ranks, [&](std::size_t i) {
+      i % 2 == 0 ? probes[i / 2].write_all() : probes[i / 2].read_all();
     });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const std::exception_ptr& error : errors) {
-    if (error) std::rethrow_exception(error);
-  }
+  });
   CopyRates slowest = rates.front();
   for (const CopyRates& rate : rates) {
     slowest.out = std::min(slowest.out, rate.out);
     slowest.in = std::min(slowest.in, rate.in);
   }
+  slowest.both = 2.0 * total / together;
   return slowest;
 }
 

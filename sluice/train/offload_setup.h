@@ -17,13 +17,14 @@ namespace sluice {
 struct CopyRates {
   double out = 0.0;
   double in = 0.0;
+  double both = 0.0;  // out and in together, when a rank does both at once
 };
 
 /// What the run copies out: pipeline.offload, or what the schedule does by itself.
 std::string offload_amount(const PipelineConfig& pipeline);
 
 /// Measures the tier of the config with all ranks at once, in about a tenth of a second for memory
-/// and up to a second for a disk. Nothing to measure: {0, 0}.
+/// and up to a second for a disk. Nothing to measure: zeros.
 /// Throws: InvalidArgument when pipeline.offload_dir cannot be written or has no room.
 CopyRates measure_copy_rates(const PipelineConfig& pipeline);
 

@@ -172,9 +172,11 @@ void plan_copies(const RunConfig& config, const CopyRates& rates, RunPlan& plan)
         text, rates.out / 1e9, rates.in / 1e9, k));
   }
   plan.offload = fmt::format(
-      "offload: k = {:.2f} ({} at {:.2f} GB/s out, {:.2f} GB/s in): {} of {} activations leave, "
+      "offload: k = {:.2f} ({} at {:.2f} GB/s out, {:.2f} GB/s in, {:.2f} GB/s both at once): {} "
+      "of "
+      "{} activations leave, "
       "peak of the fullest rank {:.1f} MiB instead of {:.1f}",
-      k, pipeline.offload_tier, rates.out / 1e9, rates.in / 1e9, num_moved,
+      k, pipeline.offload_tier, rates.out / 1e9, rates.in / 1e9, rates.both / 1e9, num_moved,
       std::int64_t{plan.schedule.num_stages()} * pipeline.microbatches * pipeline.slices,
       static_cast<double>(worst.peak) / (1 << 20),
       static_cast<double>(worst.peak_before) / (1 << 20));
