@@ -26,6 +26,7 @@
 #include "sluice/model/kernels.h"
 #include "sluice/model/rotary.h"
 #include "sluice/model/stage.h"
+#include "sluice/model/vocab_layers.h"
 
 namespace sluice {
 namespace {
@@ -221,6 +222,37 @@ void report_head(const Bench& bench, const ModelConfig& config, std::int64_t row
              loss_tile_rows(config, rows), seconds * 1e3, flops / seconds * 1e-9);
 }
 
+// One of two shards of the output layer, as parallel-2 runs it.
+void report_shard(const Bench& bench, const ModelConfig& config, std::int64_t rows) {
+  VocabLayers layers(config, /*num_ranks=*/2, /*rank=*/0, at::kCPU, 1);
+  OutputShard& shard = layers.output();
+  const double product =
+      2.0 * static_cast<double>(rows * config.hidden_size * shard.rows().count) * 1e-9;
+  const at::Tensor x = at::randn({rows, config.hidden_size});
+  const at::Tensor targets =
+      at::randint(config.vocab_size, {rows}, at::TensorOptions().dtype(at::kLong));
+  const KeepTensor keep = [](const at::Tensor&) {};
+  fmt::print("output layer, one of two shards: {} columns, tiles of {}\n", shard.rows().count,
+             vocab_tile_columns(shard.rows().count));
+  for (const bool kept : {true, false}) {
+    LogitsSaved saved;
+    at::Tensor gradient, statistics;
+    const double forward = bench.median([&] {
+      saved = {};
+      statistics = shard.forward(x.clone(), targets, {}, kept, &saved, &gradient, keep);
+    });
+    const TokenLoss loss = combine_statistics({statistics, statistics}, {}, config.vocab_size, {});
+    const double both = bench.median([&] {
+      saved = {};
+      shard.forward(x.clone(), targets, {}, kept, &saved, &gradient, keep);
+      shard.backward(loss, targets, {}, saved, nullptr);
+    });
+    fmt::print("  {:24} S {:6.2f} ms  {:6.1f} GF/s   T {:6.2f} ms  {:6.1f} GF/s\n",
+               kept ? "probabilities kept" : "recomputed", forward * 1e3, 2 * product / forward,
+               (both - forward) * 1e3, (kept ? 1 : 2) * product / (both - forward));
+  }
+}
+
 }  // namespace
 }  // namespace sluice
 
@@ -249,5 +281,7 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);
   const at::AutoDispatchBelowADInplaceOrView guard;
   sluice::report_layer(bench, config, batch, tokens);
-  if (head) sluice::report_head(bench, config, batch * tokens);
+  if (!head) return 0;
+  sluice::report_head(bench, config, batch * tokens);
+  sluice::report_shard(bench, config, batch * tokens);
 }

@@ -3,11 +3,13 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/outer.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/zeros.h>
@@ -87,6 +89,11 @@ void add_product(at::Tensor& out_ND, const at::Tensor& p_NW, const at::Tensor& w
   }
 }
 
+// The first elements of a buffer that all tiles share.
+at::Tensor tile_in(const at::Tensor& buffer, std::int64_t num_rows, std::int64_t columns) {
+  return buffer.narrow(0, 0, num_rows * columns).view({num_rows, columns});
+}
+
 // The labels that are columns of a tile: their rows, and their places in the flattened tile.
 struct LabelsInTile {
   at::Tensor rows, places;
@@ -148,17 +155,14 @@ OutputShard::OutputShard(const WeightMaker& maker, VocabRows rows)
   head_ = maker.make({std::move(spec)});
 }
 
-at::Tensor OutputShard::logits_of(const at::Tensor& x_ND, std::int64_t first, std::int64_t count,
-                                  at::Tensor& buffer) const {
-  at::Tensor logits_NW = buffer.narrow(0, 0, x_ND.size(0) * count).view({x_ND.size(0), count});
-  const at::Tensor weight_DW = head_.value.narrow(0, first, count).t();
-  if (x_ND.scalar_type() == weight_DW.scalar_type() && x_ND.is_cuda() &&
-      x_ND.scalar_type() != logits_NW.scalar_type()) {
+void OutputShard::logits_of(const at::Tensor& x_ND, std::int64_t first,
+                            at::Tensor& logits_NW) const {
+  const at::Tensor weight_DW = head_.value.narrow(0, first, logits_NW.size(1)).t();
+  if (x_ND.is_cuda() && x_ND.scalar_type() != logits_NW.scalar_type()) {
     logits_NW.copy_(at::mm(x_ND, weight_DW, logits_NW.scalar_type()));
   } else {
     at::mm_out(logits_NW, x_ND, weight_DW.to(logits_NW.scalar_type()));
   }
-  return logits_NW;
 }
 
 at::Tensor OutputShard::forward(at::Tensor x_ND, const at::Tensor& targets_N,
@@ -190,11 +194,16 @@ at::Tensor OutputShard::forward(at::Tensor x_ND, const at::Tensor& targets_N,
   }
 
   const std::int64_t step = vocab_tile_columns(rows_.count);
-  at::Tensor buffer = at::empty({num_rows * step}, statistics);
   const at::Tensor x_logits_ND = for_logits(x_ND);
+  const bool in_type = statistics.dtype() == x_ND.dtype();
+  const bool keeps_tiles = saved != nullptr && keep_probabilities && in_type;
+  at::Tensor buffer;  // of all tiles; those that are kept have storage of their own
+  if (!keeps_tiles) buffer = at::empty({num_rows * step}, statistics);
   for (std::int64_t first = 0; first < rows_.count && num_rows > 0; first += step) {
     const std::int64_t count = std::min(step, rows_.count - first);
-    at::Tensor logits_NW = logits_of(x_logits_ND, first, count, buffer);
+    at::Tensor logits_NW =
+        keeps_tiles ? at::empty({num_rows, count}, statistics) : tile_in(buffer, num_rows, count);
+    logits_of(x_logits_ND, first, logits_NW);
     if (softcap > 0.0) logits_NW.div_(softcap).tanh_().mul_(softcap);
     const LabelsInTile labels = labels_in(targets_N, rows_.first + first, count);
     label_N.index_copy_(0, labels.rows, logits_NW.view(-1).index_select(0, labels.places));
@@ -207,11 +216,7 @@ at::Tensor OutputShard::forward(at::Tensor x_ND, const at::Tensor& targets_N,
     if (saved == nullptr) continue;
     logits_NW.view(-1).index_fill_(0, labels.places, 0.0);
     if (slopes_NW.defined()) logits_NW.mul_(slopes_NW);
-    at::Tensor p_NW = logits_NW;
-    if (keep_probabilities || logits_NW.scalar_type() != x_ND.scalar_type()) {
-      p_NW = at::empty({num_rows, count}, x_ND.options());
-      p_NW.copy_(logits_NW);
-    }
+    at::Tensor p_NW = logits_NW.to(x_ND.scalar_type());
     if (products_ND.defined()) {
       add_product(products_ND, p_NW, head_.value.narrow(0, first, count));
     }
@@ -239,8 +244,13 @@ void OutputShard::backward(const TokenLoss& loss, const at::Tensor& targets_N,
   const bool kept = !saved.probabilities_NW.empty();
   if (dx_ND != nullptr) *dx_ND = at::zeros({num_rows, config_.hidden_size}, statistics);
 
-  const auto scaled = [&](const at::Tensor& factor_N) {
-    return (x_ND * factor_N.unsqueeze(-1)).to(x_ND.scalar_type());
+  const auto scale_into = [&](at::Tensor& scaled_ND, const at::Tensor& factor_N) {
+    if (factor_N.scalar_type() != x_ND.scalar_type()) {
+      scaled_ND = (x_ND * factor_N.unsqueeze(-1)).to(x_ND.scalar_type());
+      return;
+    }
+    if (!scaled_ND.defined()) scaled_ND = at::empty_like(x_ND);
+    at::mul_out(scaled_ND, x_ND, factor_N.unsqueeze(-1));
   };
   const std::int64_t step = vocab_tile_columns(rows_.count);
   at::Tensor buffer, maximum_N, ignored_N, x_scaled_ND, x_logits_ND, nothing;
@@ -248,7 +258,7 @@ void OutputShard::backward(const TokenLoss& loss, const at::Tensor& targets_N,
     buffer = at::empty({num_rows * step}, statistics);
     maximum_N = loss.lse_N.clone();
     ignored_N = at::zeros({num_rows}, statistics);
-    x_scaled_ND = scaled(loss.softmax_factor_N);
+    scale_into(x_scaled_ND, loss.softmax_factor_N);
     x_logits_ND = for_logits(x_ND);
   }
   std::size_t tile = 0;
@@ -260,9 +270,10 @@ void OutputShard::backward(const TokenLoss& loss, const at::Tensor& targets_N,
     if (kept) {
       p_NW = std::move(saved.probabilities_NW[tile]);
       factor_N = factor_N * at::exp(saved.maxima_N[tile] - loss.lse_N);
-      x_scaled_ND = scaled(factor_N);
+      scale_into(x_scaled_ND, factor_N);
     } else {
-      at::Tensor logits_NW = logits_of(x_logits_ND, first, count, buffer);
+      at::Tensor logits_NW = tile_in(buffer, num_rows, count);
+      logits_of(x_logits_ND, first, logits_NW);
       at::Tensor slopes_NW;
       if (softcap > 0.0) {
         logits_NW.div_(softcap).tanh_();

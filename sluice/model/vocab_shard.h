@@ -77,9 +77,8 @@ class OutputShard {
   const VocabRows& rows() const { return rows_; }
 
  private:
-  // `x_ND` as for_logits() gives it.
-  at::Tensor logits_of(const at::Tensor& x_ND, std::int64_t first, std::int64_t count,
-                       at::Tensor& buffer) const;
+  // Fills logits_NW with the logits of the rows of the matrix from `first` on.
+  void logits_of(const at::Tensor& x_ND, std::int64_t first, at::Tensor& logits_NW) const;
 
   ModelConfig config_;
   VocabRows rows_;

@@ -53,7 +53,10 @@ struct VocabMemory {
   std::int64_t embedded = 0;            // from E until its collective
   std::int64_t saved = 0;               // from S until T
   std::int64_t statistics = 0;          // from S until its collective
-  std::int64_t hidden_gradient = 0;     // from S (parallel-2) or T (parallel-1), the same way
+  std::int64_t token_loss = 0;          // what they become: in T, and on the last stage's rank from
+                                        // the backward or T, whichever is first, to the other's end
+  std::int64_t hidden_gradient = 0;     // from S (parallel-2) or the end of T (parallel-1), until
+                                        // its collective
   std::int64_t workspace_forward = 0;   // transient peak inside S
   std::int64_t workspace_backward = 0;  // transient peak inside T
 };

@@ -8,6 +8,7 @@ namespace sluice {
 
 MemoryWalk::MemoryWalk(const Program& program, const MemoryModel& model, int rank)
     : model_(model),
+      rank_(rank),
       num_slices_(program.num_slices),
       keeps_saved_(!program.forward_only),
       form_(program.vocab),
@@ -25,14 +26,12 @@ MemoryWalk::MemoryWalk(const Program& program, const MemoryModel& model, int ran
     live(MemoryClass::kOptimizer) += memory.optimizer;
     // A boundary tensor and its gradient have the same size.
     const bool sharded = !model.vocabulary.empty();
-    if (stage == 0 && sharded) {  // from E, and to G
+    if (stage == 0 && sharded) {  // from E, and by a collective to G
       forward_[s].received = memory.boundary_input;
       backward_[s].made = memory.boundary_input;
-      backward_[s].made_for_other = true;
     }
-    if (stage + 1 == placement.num_stages() && sharded) {  // to S, and from S or T
+    if (stage + 1 == placement.num_stages() && sharded) {  // by a collective to S, from S or T
       forward_[s].made = memory.boundary_output;
-      forward_[s].made_for_other = true;
       backward_[s].received = memory.boundary_output;
     }
     if (stage > 0) {
@@ -55,6 +54,10 @@ MemoryWalk::MemoryWalk(const Program& program, const MemoryModel& model, int ran
     live(MemoryClass::kWeights) += memory.weights;
     live(MemoryClass::kGradients) += memory.gradients;
     live(MemoryClass::kOptimizer) += memory.optimizer;
+    const bool has_last = placement.rank_of(placement.num_stages() - 1) == rank;
+    const auto num_units = static_cast<std::size_t>(program.num_microbatches * program.num_slices);
+    loss_users_.assign(num_units, has_last ? 2 : 1);
+    loss_is_live_.assign(num_units, false);
   }
   note_peaks();
 }
@@ -78,7 +81,7 @@ void MemoryWalk::begin_shard(const Pass& pass, const VocabMemory& memory) {
     live(MemoryClass::kWorkspace) += memory.workspace_forward;
   }
   if (pass.kind == PassKind::kVocabBackward) {
-    if (form_ == VocabForm::kParallel1) vocabulary += memory.hidden_gradient;
+    begin_token_loss(pass);
     live(MemoryClass::kWorkspace) += memory.workspace_backward;
   }
   note_peaks();
@@ -90,22 +93,60 @@ void MemoryWalk::end_shard(const Pass& pass, const VocabMemory& memory) {
   } else if (pass.kind == PassKind::kVocabBackward) {
     live(MemoryClass::kWorkspace) -= memory.workspace_backward;
     live(MemoryClass::kVocabulary) -= memory.saved;
+    if (form_ == VocabForm::kParallel1) live(MemoryClass::kVocabulary) += memory.hidden_gradient;
+    note_peaks();
+    end_token_loss(pass);
   }
   note_peaks();
 }
 
-bool MemoryWalk::post_shard(const Pass& pass, const VocabMemory& memory) {
-  std::int64_t posted = 0;
-  if (pass.kind == PassKind::kEmbedForward) posted = memory.embedded;
-  if (pass.kind == PassKind::kVocabForward) {
-    posted = memory.statistics;
-    if (keeps_saved_ && form_ == VocabForm::kParallel2) posted += memory.hidden_gradient;
+bool MemoryWalk::starts_from_shards(const Pass& pass) const {
+  return !loss_users_.empty() && is_backward(pass.kind) &&
+         static_cast<std::size_t>(pass.stage) + 1 == model_.stages.size();
+}
+
+void MemoryWalk::begin_token_loss(const Pass& pass) {
+  if (loss_users_.empty()) return;
+  const auto unit = static_cast<std::size_t>(pass.microbatch * num_slices_ + pass.slice);
+  if (loss_is_live_[unit]) return;
+  loss_is_live_[unit] = true;
+  live(MemoryClass::kVocabulary) += model_.vocabulary[static_cast<std::size_t>(rank_)].token_loss;
+}
+
+void MemoryWalk::end_token_loss(const Pass& pass) {
+  if (loss_users_.empty()) return;
+  const auto unit = static_cast<std::size_t>(pass.microbatch * num_slices_ + pass.slice);
+  if (--loss_users_[unit] > 0) return;
+  live(MemoryClass::kVocabulary) -= model_.vocabulary[static_cast<std::size_t>(rank_)].token_loss;
+}
+
+bool MemoryWalk::post_collective(const Action& action) {
+  if (model_.vocabulary.empty()) return false;
+  const VocabMemory& memory = model_.vocabulary[static_cast<std::size_t>(rank_)];
+  const bool is_root = action.peer == rank_;
+  std::int64_t boundary = 0, vocabulary = 0;
+  switch (action.collective) {
+    case Collective::kReduceEmbedding:
+      vocabulary = memory.embedded;
+      break;
+    case Collective::kBroadcastHidden:
+      if (is_root) boundary = forward_.back().made;
+      break;
+    case Collective::kGatherStatistics:
+      vocabulary = memory.statistics;
+      break;
+    case Collective::kReduceHiddenGradient:
+      vocabulary = memory.hidden_gradient;
+      break;
+    case Collective::kBroadcastEmbeddingGradient:
+      if (is_root) boundary = backward_.front().made;
+      break;
+    default:
+      break;
   }
-  if (pass.kind == PassKind::kVocabBackward && form_ == VocabForm::kParallel1) {
-    posted = memory.hidden_gradient;
-  }
-  live(MemoryClass::kVocabulary) -= posted;
-  return posted != 0;
+  live(MemoryClass::kBoundary) -= boundary;
+  live(MemoryClass::kVocabulary) -= vocabulary;
+  return boundary + vocabulary != 0;
 }
 
 const MemoryWalk::Flow& MemoryWalk::flow_of(const Pass& pass) const {
@@ -148,6 +189,11 @@ std::int64_t MemoryWalk::workspace_of(const Pass& pass) const {
 
 void MemoryWalk::begin(const Pass& pass) {
   if (const VocabMemory* shard = shard_of(pass)) return begin_shard(pass, *shard);
+  if (starts_from_shards(pass)) {
+    begin_token_loss(pass);
+    note_peaks();
+    end_token_loss(pass);
+  }
   live(MemoryClass::kBoundary) += flow_of(pass).received;
   note_inside(pass);
   live(MemoryClass::kWorkspace) += workspace_of(pass);
@@ -254,7 +300,7 @@ void MemoryWalk::end_slice(const Pass& pass) {
 }
 
 bool MemoryWalk::post(const Pass& pass) {
-  if (const VocabMemory* shard = shard_of(pass)) return post_shard(pass, *shard);
+  if (shard_of(pass) != nullptr) return false;
   const Flow& flow = flow_of(pass);
   if (!flow.made_for_other || flow.made == 0) return false;
   live(MemoryClass::kBoundary) -= flow.made;

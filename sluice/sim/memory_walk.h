@@ -1,6 +1,7 @@
 // memory_walk.h - follows one rank's bytes by class through its passes. Rules: docs/memory.md.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "sluice/program/program.h"
@@ -24,6 +25,10 @@ class MemoryWalk {
   void end(const Pass& pass);
   /// The pass's output is on its way, when it goes to another rank. Returns whether bytes changed.
   bool post(const Pass& pass);
+
+  /// The collective is posted: what this rank gives to it is on its way. Returns whether bytes
+  /// changed.
+  bool post_collective(const Action& action);
 
   /// The activations that D `pass` has copied out are free, or U `pass` begins to bring them back.
   void offload(const Pass& pass);
@@ -50,7 +55,10 @@ class MemoryWalk {
   const VocabMemory* shard_of(const Pass& pass) const;
   void begin_shard(const Pass& pass, const VocabMemory& memory);
   void end_shard(const Pass& pass, const VocabMemory& memory);
-  bool post_shard(const Pass& pass, const VocabMemory& memory);
+  void begin_token_loss(const Pass& pass);
+  void end_token_loss(const Pass& pass);
+  /// Whether the pass is the backward that starts from what the vocabulary's shards give.
+  bool starts_from_shards(const Pass& pass) const;
   /// Whether the pass is the backward that makes the gradients of all keys and values.
   bool makes_kv_gradients(const Pass& pass) const;
   const Flow& flow_of(const Pass& pass) const;
@@ -65,11 +73,16 @@ class MemoryWalk {
   void note_total(const BytesByClass& bytes);
 
   const MemoryModel& model_;
+  int rank_;
   int num_slices_;
   bool keeps_saved_;
   VocabForm form_;
   std::vector<Flow> forward_;   // per stage
   std::vector<Flow> backward_;  // per stage
+  // Per microbatch and slice: passes that have yet to use the loss of its tokens, which is live
+  // once the first of them has begun.
+  std::vector<std::uint8_t> loss_users_;
+  std::vector<bool> loss_is_live_;
   BytesByClass bytes_{};
   MemoryPeaks peaks_;
 };

@@ -384,6 +384,9 @@ void follow_memory(const Program& program, const CostModel& cost, const LongestP
       return options.memory->stages[static_cast<std::size_t>(pass.stage)].movable;
     };
     for (std::size_t k = 0; k < actions.size(); ++k) {
+      if (actions[k].kind == ActionKind::kCollective && walk.post_collective(actions[k])) {
+        sample(now);
+      }
       if (actions[k].kind != ActionKind::kPass) continue;
       const Pass& pass = actions[k].pass;
       if (pass.kind == PassKind::kOffload) {  // frees where somebody waits for it

@@ -308,12 +308,21 @@ VocabMemory vocab_memory(const RunConfig& config, VocabForm form, bool keep_prob
     memory.saved += tokens * rows.count * value + num_tiles * tokens * statistics;
   }
   memory.statistics = 3 * tokens * statistics;
+  memory.token_loss = (4 + config.pipeline.ranks) * tokens * statistics;
   memory.hidden_gradient =
       (x + (form == VocabForm::kParallel2 ? x / config.pipeline.ranks : 0)) * statistics;
-  memory.workspace_forward = tokens * step * statistics;
-  memory.workspace_backward =
-      x * value + (keep_probabilities ? 0 : tokens * step * statistics) +
-      (form == VocabForm::kParallel1 && keep_probabilities ? x * statistics : 0);
+  // A tile of logits; in another type than the model's also what its product takes, and the tile in
+  // the model's type.
+  const bool converts = value != statistics;
+  const std::int64_t tile = tokens * step * statistics;
+  const std::int64_t operands = converts ? (x + step * model.hidden_size) * statistics : 0;
+  const std::int64_t converted = converts ? tokens * step * value : 0;
+  const bool in_place = keep_probabilities && !converts;
+  memory.workspace_forward = in_place ? 0 : tile + operands + (keep_probabilities ? 0 : converted);
+  memory.workspace_backward = x * value + (keep_probabilities ? 0 : tile + operands + converted);
+  if (form == VocabForm::kParallel1) {
+    memory.workspace_backward += (keep_probabilities ? 2 : 1) * x * statistics;
+  }
   return memory;
 }
 
