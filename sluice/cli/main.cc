@@ -4,31 +4,17 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdio>
 #include <exception>
 #include <memory>
-#include <new>
 #include <string>
 #include <vector>
 
 #include "sluice/cli/commands.h"
 #include "sluice/cli/help.h"
 #include "sluice/cli/output.h"
-#include "sluice/common/errors.h"
 
 namespace sluice::cli {
 namespace {
-
-enum ExitCode { kDone = 0, kFailed = 1, kWrongUse = 2, kPeerLost = 3 };
-
-/// One line on standard error, whatever the message holds.
-int report(ExitCode code, std::string message) {
-  std::replace_if(
-      message.begin(), message.end(),
-      [](char character) { return static_cast<unsigned char>(character) < 0x20; }, ' ');
-  fmt::print(stderr, "sluice: {}\n", message);
-  return code;
-}
 
 /// The command that was being parsed, with its name as typed: "sluice schedule show".
 struct Typed {
@@ -66,8 +52,8 @@ std::string explain(const CLI::App& app, const Typed& typed, const CLI::ParseErr
 
 int report_parse_error(const CLI::App& app, const CLI::ParseError& error) {
   const Typed typed = typed_command(app);
-  return report(kWrongUse, fmt::format("{}; `{} --help` shows what is valid",
-                                       explain(app, typed, error), typed.name));
+  return report(ExitCode::kWrongUse, fmt::format("{}; `{} --help` shows what is valid",
+                                                 explain(app, typed, error), typed.name));
 }
 
 int run(int argc, char** argv) {
@@ -86,13 +72,13 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     if (app.get_subcommands().empty()) print(app.help());
-    return kDone;
+    return static_cast<int>(ExitCode::kDone);
   } catch (const CLI::CallForHelp&) {
     print(app.help());
-    return kDone;
+    return static_cast<int>(ExitCode::kDone);
   } catch (const CLI::CallForVersion& version) {
     print(std::string(version.what()) + "\n");
-    return kDone;
+    return static_cast<int>(ExitCode::kDone);
   } catch (const CLI::ParseError& error) {
     return report_parse_error(app, error);
   }
@@ -101,14 +87,8 @@ int run(int argc, char** argv) {
 int run_and_report(int argc, char** argv) {
   try {
     return run(argc, argv);
-  } catch (const InvalidArgument& error) {
-    return report(kWrongUse, error.what());
-  } catch (const CommError& error) {
-    return report(kPeerLost, error.what());
-  } catch (const std::bad_alloc&) {
-    return report(kFailed, "out of memory; ask for less, or use a machine with more");
-  } catch (const std::exception& error) {
-    return report(kFailed, error.what());
+  } catch (...) {
+    return report_error(std::current_exception());
   }
 }
 

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "sluice/cli/table.h"
 #include "sluice/common/errors.h"
@@ -26,6 +27,31 @@ std::string count(int number, std::string_view one) {
 }
 
 }  // namespace
+
+int report(ExitCode code, std::string message) {
+  std::replace_if(
+      message.begin(), message.end(),
+      [](char character) { return static_cast<unsigned char>(character) < 0x20; }, ' ');
+  // In one write: the lines of several processes must not mix.
+  const std::string line = fmt::format("sluice: {}\n", message);
+  std::fwrite(line.data(), 1, line.size(), stderr);
+  std::fflush(stderr);
+  return static_cast<int>(code);
+}
+
+int report_error(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const InvalidArgument& invalid) {
+    return report(ExitCode::kWrongUse, invalid.what());
+  } catch (const CommError& lost) {
+    return report(ExitCode::kPeerLost, lost.what());
+  } catch (const std::bad_alloc&) {
+    return report(ExitCode::kFailed, "out of memory; ask for less, or use a machine with more");
+  } catch (const std::exception& other) {
+    return report(ExitCode::kFailed, other.what());
+  }
+}
 
 void print(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {

@@ -1,6 +1,7 @@
 // output.h - what commands print, and where.
 #pragma once
 
+#include <exception>
 #include <string>
 #include <string_view>
 
@@ -9,6 +10,14 @@
 #include "sluice/trace/grid.h"
 
 namespace sluice::cli {
+
+enum class ExitCode { kDone = 0, kFailed = 1, kWrongUse = 2, kPeerLost = 3 };
+
+/// Prints a message as one line on standard error, whatever it holds, and returns `code`.
+int report(ExitCode code, std::string message);
+
+/// report() of an error with the code of its kind.
+int report_error(const std::exception_ptr& error);
 
 /// Prints to standard output. Throws: Failure when it cannot be written (a full disk).
 void print(std::string_view text);

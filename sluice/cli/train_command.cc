@@ -12,11 +12,13 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sluice/cli/commands.h"
 #include "sluice/cli/files.h"
 #include "sluice/cli/output.h"
+#include "sluice/cli/processes.h"
 #include "sluice/common/errors.h"
 #include "sluice/model/accounting.h"
 #include "sluice/trace/chrome.h"
@@ -205,34 +207,71 @@ void report_result(const Trainer& trainer, const TrainResult& result,
   }
 }
 
-void run(const Arguments& arguments) {
+RunConfig load(const Arguments& arguments) {
   std::vector<std::string> overrides = arguments.overrides;
   if (arguments.steps > 0) overrides.push_back(fmt::format("train.steps={}", arguments.steps));
-  const RunConfig config = load_config(arguments.config_path, overrides);
-  const std::filesystem::path folder = config.run.dir;
-  check_folder_is_free(folder, arguments.resume);
-  Trainer trainer(config, arguments.resume);
-  std::filesystem::create_directories(folder);
-  write_output(folder / "config.toml", to_toml(config));
+  RunConfig config = load_config(arguments.config_path, overrides);
+  check_folder_is_free(config.run.dir, arguments.resume);
+  return config;
+}
 
-  print(to_toml(config) + "\n" + describe(trainer.plan(), config) + "\n");
+/// All ranks in this process, or the one that a launcher started it for. Errors are those of all
+/// processes.
+std::unique_ptr<Trainer> make_trainer(Processes& processes, const Arguments& arguments) {
+  const RunConfig config = processes.load_together([&] { return load(arguments); });
+  auto world = processes.connect(config, arguments.resume);
+  return world.empty() ? std::make_unique<Trainer>(config, arguments.resume)
+                       : std::make_unique<Trainer>(config, arguments.resume, std::move(world));
+}
+
+void install_interrupts() {
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) std::signal(signal, on_interrupt);
+}
+
+/// The process of rank 0 reports and writes; the others only train.
+void train(Trainer& trainer) {
+  install_interrupts();
+  TrainEvents events;
+  events.stop = [] { return interrupted.load(); };
+  if (!trainer.leads()) {
+    trainer.run(events);
+    return;
+  }
+  const std::filesystem::path folder = trainer.config().run.dir;
+  std::filesystem::create_directories(folder);
+  write_output(folder / "config.toml", to_toml(trainer.config()));
+
+  print(to_toml(trainer.config()) + "\n" + describe(trainer.plan(), trainer.config()) + "\n");
   RunLog log(trainer, folder);
   log.note(trainer.data_summary());
   for (const std::string& note : trainer.notes()) log.note(note);
 
-  std::signal(SIGINT, on_interrupt);
-  std::signal(SIGTERM, on_interrupt);
-  TrainEvents events;
   events.step = [&](const StepReport& report) { log.step(report); };
   events.validation = [&](std::int64_t step, double loss) { log.validation(step, loss); };
   events.checkpoint = [&](std::int64_t, const std::filesystem::path& path) {
     log.note(fmt::format("saved {}", path.string()));
   };
-  events.stop = [] { return interrupted.load(); };
   const TrainResult result = trainer.run(events);
   report_result(trainer, result, folder);
   if (result.stopped) {
     print(fmt::format("stopped after step {}; continue with --resume\n", result.last_step));
+  }
+}
+
+void run(const Arguments& arguments) {
+  Processes processes;
+  std::unique_ptr<Trainer> trainer;
+  try {
+    trainer = make_trainer(processes, arguments);
+  } catch (const CommError&) {
+    processes.leave_if_job(std::current_exception());
+    throw;
+  }
+  try {
+    train(*trainer);
+  } catch (...) {
+    processes.leave_if_job(std::current_exception());
+    throw;
   }
 }
 

@@ -1,10 +1,13 @@
 #include "sluice/model/stage.h"
 
+#include <ATen/ops/empty.h>
+
 #include <optional>
 #include <utility>
 
 #include "sluice/common/errors.h"
 #include "sluice/model/decoder_layer.h"
+#include "sluice/model/dtype.h"
 #include "sluice/model/embedding.h"
 #include "sluice/model/final_norm.h"
 #include "sluice/model/output_layer.h"
@@ -23,6 +26,7 @@ at::Tensor copy_ids(const at::Tensor& ids_BT) {
 struct Stage::Impl {
   ModelConfig config;
   StageLayers place;
+  at::Device device;
   RotaryTable rotary;
   std::vector<Parameter> parameters;
   std::optional<Embedding> embedding;
@@ -30,8 +34,8 @@ struct Stage::Impl {
   std::optional<OutputLayer> head;
   std::optional<FinalNorm> final_norm;  // where the output layer is sharded
 
-  Impl(const ModelConfig& model, const StageLayers& where, at::Device device, std::uint64_t seed)
-      : config(model), place(where), rotary(model, device) {
+  Impl(const ModelConfig& model, const StageLayers& where, at::Device on, std::uint64_t seed)
+      : config(model), place(where), device(on), rotary(model, on) {
     const WeightMaker maker{config, device, seed, parameters};
     if (place.has_embedding) embedding.emplace(maker);
     layers.reserve(static_cast<std::size_t>(place.num_layers));
@@ -112,6 +116,12 @@ Stage& Stage::operator=(Stage&&) noexcept = default;
 const StageLayers& Stage::layers() const { return impl_->place; }
 std::vector<Parameter>& Stage::parameters() { return impl_->parameters; }
 const std::vector<Parameter>& Stage::parameters() const { return impl_->parameters; }
+
+at::Tensor Stage::boundary_room(std::int64_t sequences, std::int64_t tokens) const {
+  return at::empty(
+      {sequences, tokens, impl_->config.hidden_size},
+      at::TensorOptions().dtype(value_type(impl_->config.dtype)).device(impl_->device));
+}
 
 at::Tensor Stage::forward(const StageInput& input, KeyValueContext& context, StageSaved& saved,
                           const KeepTensor& keep) {

@@ -49,6 +49,9 @@ class Stage {
   std::vector<Parameter>& parameters();
   const std::vector<Parameter>& parameters() const;
 
+  /// Uninitialised room for a boundary tensor, x_BTD or dy_BTD, of this model.
+  at::Tensor boundary_room(std::int64_t sequences, std::int64_t tokens) const;
+
   /// F. Returns y_BTD for the next stage (with has_final_norm: that norm's output); undefined on
   /// the stage with the output layer, which keeps the input of the final norm and the targets and
   /// computes the loss in B or I.

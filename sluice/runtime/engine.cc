@@ -23,11 +23,6 @@ struct Engine::Unit {
 
 namespace {
 
-MessageTag tag_of(const Pass& producer) {
-  return {is_backward(producer.kind) ? Direction::kBackward : Direction::kForward, producer.stage,
-          producer.microbatch, producer.slice};
-}
-
 /// Decoder layers of every stage: each rank tells those of its own.
 std::vector<int> layers_of_stages(const Program& program, const std::vector<Stage*>& own,
                                   Transport& transport) {
@@ -52,6 +47,7 @@ Engine::Engine(const Program& program, std::vector<Stage*> stages, Transport& tr
       stages_(std::move(stages)),
       transport_(transport),
       ledger_(ledger),
+      messages_(program.ranks.at(static_cast<std::size_t>(rank_)), transport),
       keep_([&ledger](const at::Tensor& tensor) {
         charge_to(tensor, &ledger, MemoryClass::kActivations);
       }),
@@ -116,7 +112,6 @@ std::vector<LossSum> Engine::run(const StepBatch& batch, const Optimizer& optimi
   const RankProgram& mine = program_.ranks[static_cast<std::size_t>(rank_)];
   const LedgerScope scope(&ledger_, MemoryClass::kWorkspace);
   spans_.clear();
-  sends_.clear();
   next_exchange_ = 0;
   losses_.assign(static_cast<std::size_t>(program_.num_microbatches * program_.num_slices), {});
   for (auto& context : contexts_) {
@@ -124,14 +119,14 @@ std::vector<LossSum> Engine::run(const StepBatch& batch, const Optimizer& optimi
     context.keep_key_value = keep_key_value_;
     context.keep_gradient = keep_gradient_;
   }
-  std::vector<Transport::Ticket> tickets(mine.actions.size(), 0);
+  messages_.begin([&] { return boundary_room(batch); });
   const bool has_head = program_.placement.rank_of(program_.num_stages() - 1) == rank_;
   if (vocabulary_) vocabulary_->begin_step(batch);
 
   for (std::size_t k = 0; k < mine.actions.size(); ++k) {
     const Action& action = mine.actions[k];
     if (action.kind == ActionKind::kReceive) {
-      tickets[k] = transport_.post_receive(action.peer, tag_of(action.pass), {});
+      messages_.post_receive(k);
       continue;
     }
     if (is_copy_action(action)) {
@@ -139,10 +134,11 @@ std::vector<LossSum> Engine::run(const StepBatch& batch, const Optimizer& optimi
       continue;
     }
     for (const std::int32_t dependency : mine.dependencies_of(k)) {
-      const Action& needed = mine.actions[static_cast<std::size_t>(dependency)];
-      if (is_copy_action(needed)) wait_for_copy(needed.pass);
-      if (needed.kind != ActionKind::kReceive) continue;  // ran inline before
-      receive(needed, std::exchange(tickets[static_cast<std::size_t>(dependency)], 0));
+      const auto needed = static_cast<std::size_t>(dependency);
+      const Action& earlier = mine.actions[needed];
+      if (is_copy_action(earlier)) wait_for_copy(earlier.pass);
+      if (earlier.kind != ActionKind::kReceive) continue;  // ran inline before
+      receive(earlier, needed);
     }
     const std::int64_t begin = now_ns();
     switch (action.kind) {
@@ -166,8 +162,9 @@ std::vector<LossSum> Engine::run(const StepBatch& batch, const Optimizer& optimi
     }
     spans_.push_back(
         {action.kind, action.lane, action.peer, action.pass, begin, now_ns(), action.collective});
+    transport_.note_done(to_string(action, program_.num_slices > 1));
   }
-  finish_sends();
+  messages_.finish();
   if (copies_) {
     const std::vector<Span> copied = copies_->finish_step();
     spans_.insert(spans_.end(), copied.begin(), copied.end());
@@ -327,35 +324,23 @@ void Engine::send(const Action& action) {
   Unit& mine = unit(producer.stage, producer.microbatch, producer.slice);
   at::Tensor tensor = std::exchange(is_backward(producer.kind) ? mine.dx : mine.output, {});
   SLUICE_CHECK(tensor.defined(), "nothing to send for {}", to_string(producer, true));
-  // From here until the receiver takes it, the tensor belongs to the transport.
-  charge_to(tensor, nullptr, MemoryClass::kBoundary);
-  Buffer buffer;
-  buffer.data = static_cast<std::byte*>(tensor.data_ptr());
-  buffer.num_bytes = tensor.nbytes();
-  buffer.owner = std::make_shared<at::Tensor>(std::move(tensor));
-  // Waiting here for the receiver could be a circle: it may first need what this rank does next.
-  std::erase_if(sends_, [&](const auto& sent) {
-    if (!transport_.is_sent(sent.first)) return false;
-    transport_.wait_send(sent.first);
-    return true;
-  });
-  const Transport::Ticket ticket = transport_.post_send(action.peer, tag_of(producer), buffer);
-  sends_.emplace_back(ticket, std::move(buffer));
+  messages_.send(action.peer, tag_of(producer), std::move(tensor));
 }
 
-void Engine::finish_sends() {
-  for (const auto& [ticket, buffer] : sends_) transport_.wait_send(ticket);
-  sends_.clear();
+at::Tensor Engine::boundary_room(const StepBatch& batch) const {
+  const bool has_tokens = !batch.tokens_BT.empty();
+  const std::int64_t sequences = has_tokens ? batch.tokens_BT[0].size(0) : batch.num_sequences;
+  const std::int64_t tokens = has_tokens ? batch.tokens_BT[0].size(1) : batch.num_tokens;
+  return stages_.front()->boundary_room(sequences, tokens / program_.num_slices);
 }
 
-void Engine::receive(const Action& action, Transport::Ticket ticket) {
+void Engine::receive(const Action& action, std::size_t index) {
   const std::int64_t begin = now_ns();
-  Buffer buffer = transport_.wait_receive(ticket);
+  at::Tensor tensor = messages_.receive(index);
   const Pass& producer = action.pass;
   const bool backward = is_backward(producer.kind);
   Unit& next =
       unit(backward ? producer.stage - 1 : producer.stage + 1, producer.microbatch, producer.slice);
-  at::Tensor tensor = std::move(*static_cast<at::Tensor*>(buffer.owner.get()));
   charge_to(tensor, &ledger_, MemoryClass::kBoundary);
   (backward ? next.dy : next.input) = std::move(tensor);
   spans_.push_back({action.kind, action.lane, action.peer, action.pass, begin, now_ns()});

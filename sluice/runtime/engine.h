@@ -15,6 +15,7 @@
 #include "sluice/runtime/activation_store.h"
 #include "sluice/runtime/exchanger.h"
 #include "sluice/runtime/ledger.h"
+#include "sluice/runtime/messages.h"
 #include "sluice/runtime/vocab_runtime.h"
 #include "sluice/trace/timeline.h"
 
@@ -25,6 +26,8 @@ namespace sluice {
 struct StepBatch {
   std::vector<at::Tensor> tokens_BT;
   std::vector<at::Tensor> targets_BT;
+  std::int64_t num_sequences = 0;  // B; needed without tokens where the transport copies
+  std::int64_t num_tokens = 0;     // T
   LossOptions loss;
   /// Per microbatch, what the loss of each token counts, [B, T]; empty: 1. Only where the
   /// vocabulary is sharded. A sharded vocabulary needs tokens and targets on every rank.
@@ -83,8 +86,8 @@ class Engine {
   void run_exchanging(const Pass& pass, const StepBatch& batch);
   void hand_over(const Pass& producer, at::Tensor tensor);
   void send(const Action& action);
-  void finish_sends();
-  void receive(const Action& action, Transport::Ticket ticket);
+  void receive(const Action& action, std::size_t index);
+  at::Tensor boundary_room(const StepBatch& batch) const;
   at::Tensor slice_of(const at::Tensor& tensor_BT, int slice) const;
   void check_step_is_clean() const;
 
@@ -93,13 +96,13 @@ class Engine {
   const std::vector<Stage*> stages_;
   Transport& transport_;
   MemoryLedger& ledger_;
+  Messages messages_;
   const KeepTensor keep_, keep_key_value_, keep_gradient_;
   std::vector<Unit> units_;                   // chunk, microbatch, slice
   std::vector<KeyValueContext> contexts_;     // chunk, microbatch
   std::unique_ptr<Exchanger> exchanger_;      // null: nothing is exchanged
   std::size_t next_exchange_ = 0;             // of the passes that take part
   std::unique_ptr<VocabRuntime> vocabulary_;  // null: the vocabulary is not sharded
-  std::vector<std::pair<Transport::Ticket, Buffer>> sends_;  // perhaps not taken yet
   std::vector<LossSum> losses_;
   std::vector<Span> spans_;
   at::Device device_;

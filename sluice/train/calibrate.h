@@ -9,9 +9,9 @@
 
 namespace sluice {
 
-/// FLOP/s of all ranks together when each multiplies matrices of the model's own shapes at the same
-/// time as the others: the base of MFU and of predictions before a step was measured. Takes about a
-/// tenth of a second. `tokens`: rows of a pass. CPU only: 0 on other devices.
+/// FLOP/s of all ranks of the run together when each multiplies matrices of the model's own shapes
+/// at the same time as the others: the base of MFU and of predictions before a step was measured.
+/// Takes about a tenth of a second. `tokens`: rows of a pass. CPU only: 0 on other devices.
 double measure_gemm_rate(const std::vector<std::unique_ptr<Transport>>& transports,
                          const ModelConfig& model, std::int64_t tokens);
 

@@ -154,6 +154,11 @@ void CheckpointWriter::add_tensors(const std::string& file_name, std::vector<Nam
   record(file_name, file);
 }
 
+void CheckpointWriter::add_record(const std::string& file_name, const FileRecord& record) {
+  const std::lock_guard lock(mutex_);
+  files_[file_name] = record;
+}
+
 void CheckpointWriter::add_text(const std::string& file_name, std::string_view text) {
   FileWriter file(temporary_ / file_name);
   file.write(text);
@@ -218,27 +223,35 @@ fs::path write_checkpoint(const fs::path& folder, const CheckpointContents& cont
                  weight_shapes(state.model));
   check_complete(shapes_of(contents.optimizer, optimizer_type(state.model.dtype)),
                  optimizer_shapes(state.model));
-  fs::path path;
   try {
     CheckpointWriter writer(folder, state.step);
     writer.add_tensors("model.safetensors", contents.weights);
     writer.add_tensors("optimizer.safetensors", contents.optimizer);
-    writer.add_text("config.json", model_config_json(state.model, state.sequence_length));
-    writer.add_text("config.toml", contents.config_toml);
-    path = writer.commit(state);
+    return finish_checkpoint(writer, state, contents.config_toml, keep);
   } catch (const Failure& failure) {
-    throw Failure(
-        fmt::format("the checkpoint of step {} was not saved: {}; earlier checkpoints are "
-                    "intact; free space or set run.dir to another disk",
-                    state.step, failure.what()));
+    throw not_saved(state.step, failure);
   }
+}
+
+fs::path finish_checkpoint(CheckpointWriter& writer, const CheckpointState& state,
+                           const std::string& config_toml, std::int64_t keep) {
+  writer.add_text("config.json", model_config_json(state.model, state.sequence_length));
+  writer.add_text("config.toml", config_toml);
+  const fs::path path = writer.commit(state);
   std::int64_t kept = 0;
-  for (const StepFolder& step : list_steps(folder)) {
+  for (const StepFolder& step : list_steps(path.parent_path())) {
     const bool stays = kept < keep || step.path == path;
     if (stays) ++kept;
     if (keep > 0 && !stays) remove_checkpoint(step.path);
   }
   return path;
+}
+
+Failure not_saved(std::int64_t step, const Failure& reason) {
+  return Failure(
+      fmt::format("the checkpoint of step {} was not saved: {}; earlier checkpoints are "
+                  "intact; free space or set run.dir to another disk",
+                  step, reason.what()));
 }
 
 Checkpoint open_checkpoint(const fs::path& path) {

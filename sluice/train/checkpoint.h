@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "sluice/common/errors.h"
 #include "sluice/train/checkpoint_state.h"
 #include "sluice/train/safetensors.h"
 #include "sluice/train/tensor_files.h"
@@ -38,6 +39,10 @@ class CheckpointWriter {
   /// is touched.
   void add_tensors(const std::string& file_name, std::vector<NamedBytes> tensors);
   void add_text(const std::string& file_name, std::string_view text);
+
+  /// Takes over a file that another process has written and closed in temporary().
+  void add_record(const std::string& file_name, const FileRecord& record);
+  const std::filesystem::path& temporary() const { return temporary_; }
 
   /// Writes state.json with the records of all files and gives the folder its final name; a
   /// checkpoint of the same step is replaced. Returns the final folder.
@@ -67,6 +72,14 @@ struct CheckpointContents {
 /// Throws: Failure; the checkpoints that were there stay.
 std::filesystem::path write_checkpoint(const std::filesystem::path& folder,
                                        const CheckpointContents& contents, std::int64_t keep);
+
+/// Adds what is not tensors to a writer that has them all, commits, and removes older checkpoints
+/// as write_checkpoint() does.
+std::filesystem::path finish_checkpoint(CheckpointWriter& writer, const CheckpointState& state,
+                                        const std::string& config_toml, std::int64_t keep);
+
+/// Why a checkpoint could not be saved, as users read it.
+Failure not_saved(std::int64_t step, const Failure& reason);
 
 /// A checkpoint whose every byte was verified. Threads: any.
 struct Checkpoint {

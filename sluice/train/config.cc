@@ -86,7 +86,7 @@ void refuse_unbuilt(const RunConfig& config) {
     throw InvalidArgument(
         fmt::format("{} = {}: is not built yet; set {} = {}", key, value, key, works));
   };
-  refuse(config.run.transport != "threads", "run.transport", config.run.transport, "\"threads\"");
+  refuse(config.run.transport == "nccl", "run.transport", config.run.transport, "\"auto\"");
 }
 
 }  // namespace
@@ -112,6 +112,12 @@ void check_run_config(const RunConfig& config) {
         fmt::format("pipeline.vocab = {}: a vocabulary of {} has no row for each of {} ranks; set "
                     "pipeline.vocab = \"last\" or use fewer ranks",
                     vocab, config.model.vocab_size, config.pipeline.ranks));
+  }
+  if (config.pipeline.microbatches % config.parallel.data != 0) {
+    throw InvalidArgument(fmt::format(
+        "pipeline.microbatches = {}: must be a multiple of parallel.data = {}, since every "
+        "pipeline runs as many; change one of them",
+        config.pipeline.microbatches, config.parallel.data));
   }
   if (config.run.dir.empty()) throw InvalidArgument("run.dir is empty: name a folder");
   check_slices(config.pipeline.slices, config.data.sequence_length);

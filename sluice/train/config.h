@@ -48,6 +48,13 @@ struct PipelineConfig {
   friend bool operator==(const PipelineConfig&, const PipelineConfig&) = default;
 };
 
+/// [parallel]: several pipelines beside each other, each with its part of every global batch.
+struct ParallelConfig {
+  int data = 1;  // pipelines; the optimizer state is sharded over them
+
+  friend bool operator==(const ParallelConfig&, const ParallelConfig&) = default;
+};
+
 /// [train]: the optimizer and how often what happens. 0 of an `_every` means never, except that a
 /// run always saves at its end.
 struct TrainConfig {
@@ -72,7 +79,7 @@ struct TrainConfig {
 struct RunSection {
   std::string dir = "runs/default";
   std::int64_t seed = 1;
-  std::string transport = "threads";  // threads, mpi, nccl
+  std::string transport = "auto";     // auto, threads, mpi, nccl
   std::string device = "cpu";         // cpu, cuda
   std::int64_t trace_step = 0;        // step written to trace.json, counted from 1; 0: none
   std::int64_t keep_checkpoints = 3;  // newest kept; 0: all
@@ -89,8 +96,14 @@ struct RunConfig {
   std::string model_weights;  // model.weights: a folder to start the weights from; empty: fresh
   DataConfig data;
   PipelineConfig pipeline;
+  ParallelConfig parallel;
   TrainConfig train;
   RunSection run;
+
+  /// Ranks of the whole run.
+  int num_ranks() const { return pipeline.ranks * parallel.data; }
+  /// Microbatches that one pipeline runs in a step.
+  int microbatches_per_pipeline() const { return pipeline.microbatches / parallel.data; }
 
   /// Sequences of one optimizer step.
   std::int64_t global_batch() const {

@@ -134,7 +134,7 @@ TEST(RunConfig, RefusesWrongTypesAndValuesWithTheRule) {
 }
 
 TEST(RunConfig, RefusesWhatIsNotBuiltYet) {
-  const char* const cases[] = {"run.transport=mpi"};
+  const char* const cases[] = {"run.transport=nccl"};
   for (const char* option : cases) EXPECT_CONTAINS(refusal("", {option}), "is not built yet");
 }
 

@@ -109,7 +109,7 @@ void visit_keys(Config& config, Visitor& visitor) {
   visitor.key("group", pipeline.group, IntegerRule{0, kMaxInt},
               "microbatch group of interleaved and gis; 0: the schedule's default");
   visitor.key("microbatches", pipeline.microbatches, IntegerRule{1, 1 << 24},
-              "microbatches of one step");
+              "microbatches of one step, of all pipelines together");
   visitor.key("microbatch_size", pipeline.microbatch_size, IntegerRule{1, 1 << 24},
               "sequences of one microbatch");
   visitor.key("exchange", pipeline.exchange, ChoiceRule{{"none", "pairwise", "balanced"}},
@@ -125,6 +125,11 @@ void visit_keys(Config& config, Visitor& visitor) {
   visitor.key("offload_dir", pipeline.offload_dir, TextRule{}, "folder of the disk tier");
   visitor.key("offload_slowdown", pipeline.offload_slowdown, RealRule{},
               "share by which a step may get longer for offload");
+
+  auto& parallel = config.parallel;
+  visitor.section("parallel", "pipelines beside each other");
+  visitor.key("data", parallel.data, IntegerRule{1, 65536},
+              "pipelines that share a step's microbatches and shard the optimizer");
 
   auto& train = config.train;
   visitor.section("train", "the optimizer, and how often what happens");
@@ -151,7 +156,8 @@ void visit_keys(Config& config, Visitor& visitor) {
   visitor.section("run", "where and on what");
   visitor.key("dir", run.dir, TextRule{}, "folder of everything the run writes");
   visitor.key("seed", run.seed, IntegerRule{}, "of weights and data order");
-  visitor.key("transport", run.transport, ChoiceRule{{"threads", "mpi", "nccl"}}, "how ranks talk");
+  visitor.key("transport", run.transport, ChoiceRule{{"auto", "threads", "mpi", "nccl"}},
+              "how ranks talk; auto: mpi under mpirun or srun, else threads");
   visitor.key("device", run.device, ChoiceRule{{"cpu", "cuda"}}, "where tensors live");
   visitor.key("trace_step", run.trace_step, IntegerRule{}, "step written to trace.json; 0: none");
   visitor.key("keep_checkpoints", run.keep_checkpoints, IntegerRule{},

@@ -69,9 +69,10 @@ ExchangeLink thread_link(const Layout& layout) {
   return {.per_half = 0, .per_transfer = kTicksPerTransfer * most_layers};
 }
 
-ScheduleRequest request_of(const PipelineConfig& pipeline) {
+ScheduleRequest request_of(const RunConfig& config) {
+  const PipelineConfig& pipeline = config.pipeline;
   return {.ranks = pipeline.ranks,
-          .microbatches = pipeline.microbatches,
+          .microbatches = config.microbatches_per_pipeline(),
           .chunks = pipeline.chunks,
           .slices = pipeline.slices,
           .group = pipeline.group,
@@ -177,7 +178,8 @@ void plan_copies(const RunConfig& config, const CopyRates& rates, RunPlan& plan)
       "{} activations leave, "
       "peak of the fullest rank {:.1f} MiB instead of {:.1f}",
       k, pipeline.offload_tier, rates.out / 1e9, rates.in / 1e9, rates.both / 1e9, num_moved,
-      std::int64_t{plan.schedule.num_stages()} * pipeline.microbatches * pipeline.slices,
+      std::int64_t{plan.schedule.num_stages()} * config.microbatches_per_pipeline() *
+          pipeline.slices,
       static_cast<double>(worst.peak) / (1 << 20),
       static_cast<double>(worst.peak_before) / (1 << 20));
 }
@@ -332,7 +334,7 @@ RunPlan plan_form(const RunConfig& config, VocabForm form, double flops_per_seco
   RunPlan plan;
   // The placement follows from the schedule's shape alone, the layers from the placement, and the
   // final order of cost-aware schedules from the layers' costs.
-  ScheduleRequest request = request_of(pipeline);
+  ScheduleRequest request = request_of(config);
   const Placement placement = make_schedule(pipeline.schedule, request).placement;
   plan.layout = parse_layout(pipeline.layers, config.model, rank_of_stages(placement),
                              config.data.sequence_length, form != VocabForm::kLast);
@@ -367,6 +369,8 @@ RunPlan plan_form(const RunConfig& config, VocabForm form, double flops_per_seco
     check_program(plan.program);
   }
   plan.evaluation = lower_and_verify(forward_only(plan.schedule));
+  for (StageMemory& stage : plan.memory.stages) stage.optimizer /= config.parallel.data;
+  for (VocabMemory& rank : plan.memory.vocabulary) rank.optimizer /= config.parallel.data;
   plan.prediction =
       simulate(plan.program, plan.cost,
                {.record_timeline = true, .memory = &plan.memory, .record_memory = true});

@@ -8,6 +8,7 @@
 #include "sluice/common/errors.h"
 #include "sluice/runtime/allocator.h"
 #include "sluice/train/hf_config.h"
+#include "sluice/train/tensor_messages.h"
 
 namespace sluice {
 namespace {
@@ -18,30 +19,21 @@ MessageTag tied_tag(Direction direction, int last_stage) {
 }
 
 void send_tensor(Transport& transport, int peer, const MessageTag& tag, const at::Tensor& tensor) {
-  Buffer buffer;
-  buffer.data = static_cast<std::byte*>(tensor.data_ptr());
-  buffer.num_bytes = tensor.nbytes();
-  buffer.owner = std::make_shared<at::Tensor>(tensor);
-  transport.wait_send(transport.post_send(peer, tag, std::move(buffer)));
+  transport.wait_send(post_tensor(transport, peer, tag, tensor));
 }
 
 at::Tensor receive_tensor(Transport& transport, int peer, const MessageTag& tag,
                           const at::Tensor& like) {
-  Buffer destination;
-  if (transport.copies()) {
-    auto tensor = std::make_shared<at::Tensor>(at::empty_like(like));
-    destination = {tensor, static_cast<std::byte*>(tensor->data_ptr()), tensor->nbytes()};
-  }
-  const Buffer buffer =
-      transport.wait_receive(transport.post_receive(peer, tag, std::move(destination)));
-  return *static_cast<at::Tensor*>(buffer.owner.get());
+  const at::Tensor room = transport.copies() ? at::empty_like(like) : at::Tensor();
+  return wait_tensor(transport, post_tensor_receive(transport, peer, tag, room));
 }
 
 }  // namespace
 
 RankModel::RankModel(const ModelConfig& config, const Layout& layout, const Placement& placement,
-                     int rank, at::Device device, std::uint64_t seed)
+                     int rank, at::Device device, std::uint64_t seed, Shard shard)
     : tied_(config.tie_word_embeddings),
+      shard_(shard),
       ledger_(std::make_unique<MemoryLedger>()),
       embedding_rank_(placement.rank_of(0)),
       head_rank_(placement.rank_of(placement.num_stages() - 1)),
@@ -80,7 +72,7 @@ RankModel::RankModel(const ModelConfig& config, const Layout& layout, const Plac
     charge_to(tied_head_->value, ledger_.get(), MemoryClass::kWeights);
   }
   for (TrainedParameter& trained : trained_) {
-    trained.state = make_adam_state(*trained.parameter);
+    trained.state = make_adam_state(part_of(*trained.parameter, shard_));
     charge_to(trained.state.exp_avg, ledger_.get(), MemoryClass::kOptimizer);
     charge_to(trained.state.exp_avg_sq, ledger_.get(), MemoryClass::kOptimizer);
     charge_to(trained.state.master, ledger_.get(), MemoryClass::kOptimizer);
@@ -121,7 +113,9 @@ void RankModel::zero_gradients() {
 
 void RankModel::reset_masters() {
   for (TrainedParameter& trained : trained_) {
-    if (trained.state.master.defined()) trained.state.master.copy_(trained.parameter->value);
+    if (trained.state.master.defined()) {
+      trained.state.master.copy_(part_of(trained.parameter->value, shard_));
+    }
   }
 }
 
@@ -137,26 +131,26 @@ void RankModel::spread_tied(Transport& transport) {
   if (!transport.copies()) transport.barrier();
 }
 
-UpdateResult RankModel::update(Transport& transport, const AdamOptions& options,
-                               double learning_rate, double gradient_clip, std::int64_t step,
-                               const std::vector<double>& share) {
-  sum_tied_gradients(transport);
+std::vector<Parameter*> RankModel::owned() const {
+  std::vector<Parameter*> parameters;
+  for (const TrainedParameter& trained : trained_) parameters.push_back(trained.parameter);
+  return parameters;
+}
 
+UpdateResult RankModel::share_norm(Transport& world, const std::vector<double>& share) const {
   // [number of squares, (order, square) ..., share ...]
   std::vector<double> mine{static_cast<double>(trained_.size())};
   for (const TrainedParameter& trained : trained_) {
     mine.push_back(static_cast<double>(trained.order));
-    mine.push_back(sum_squares(trained.parameter->gradient));
+    mine.push_back(sum_squares(part_of(trained.parameter->gradient, shard_)));
   }
   mine.insert(mine.end(), share.begin(), share.end());
-  const auto all = transport.all_gather(mine);
-
   UpdateResult result;
+  // Parts and shards of one parameter add up in the order of ranks.
   std::map<std::int64_t, double> squares;
-  for (const auto& one : all) {
+  for (const auto& one : world.all_gather(mine)) {
     const auto count = static_cast<std::size_t>(one[0]);
     for (std::size_t i = 0; i < count; ++i) {
-      // Shards of one matrix add up in the order of ranks.
       squares[static_cast<std::int64_t>(one[1 + 2 * i])] += one[2 + 2 * i];
     }
     result.shared.emplace_back(one.begin() + 1 + 2 * static_cast<std::ptrdiff_t>(count), one.end());
@@ -164,15 +158,33 @@ UpdateResult RankModel::update(Transport& transport, const AdamOptions& options,
   double sum = 0.0;
   for (const auto& [order, square] : squares) sum += square;
   result.gradient_norm = std::sqrt(sum);
+  return result;
+}
+
+UpdateResult RankModel::update(const RankLinks& links, const AdamOptions& options,
+                               double learning_rate, double gradient_clip, std::int64_t step,
+                               const std::vector<double>& share) {
+  sum_tied_gradients(links.pipeline);
+  if (shard_.count > 1) reduce_gradients(owned(), links.replicas);
+  UpdateResult result = share_norm(links.world, share);
   const double scale = gradient_clip > 0.0 && result.gradient_norm > gradient_clip
                            ? gradient_clip / result.gradient_norm
                            : 1.0;
   for (TrainedParameter& trained : trained_) {
-    adamw_step(*trained.parameter, trained.state, options, learning_rate, scale, step);
+    Parameter part = part_of(*trained.parameter, shard_);
+    adamw_step(part, trained.state, options, learning_rate, scale, step);
   }
+  if (shard_.count > 1) gather_values(owned(), links.replicas);
   if (tied_head_ != nullptr) tied_head_->gradient.zero_();
-  spread_tied(transport);
+  spread_tied(links.pipeline);
   return result;
+}
+
+UpdateResult RankModel::update(Transport& pipeline, const AdamOptions& options,
+                               double learning_rate, double gradient_clip, std::int64_t step,
+                               const std::vector<double>& share) {
+  SLUICE_CHECK(shard_.count == 1, "{} shards and no replicas", shard_.count);
+  return update({pipeline, pipeline, pipeline}, options, learning_rate, gradient_clip, step, share);
 }
 
 }  // namespace sluice

@@ -13,17 +13,27 @@
 #include "sluice/model/vocab_layers.h"
 #include "sluice/runtime/ledger.h"
 #include "sluice/schedule/schedule.h"
+#include "sluice/train/data_parallel.h"
 #include "sluice/train/optimizer.h"
 
 namespace sluice {
 
-/// A parameter that this rank updates: the weight with its gradient and optimizer state. `order` is
+/// A parameter that this rank updates: the weight with its gradient, and the optimizer state of the
+/// part that its shard owns. `order` is
 /// its place in the whole model (embedding, layers, final norm, output layer), the same in every
 /// layout; sums over parameters run in that order.
 struct TrainedParameter {
   Parameter* parameter = nullptr;
   AdamState state;
   std::int64_t order = 0;
+};
+
+/// Whom a rank talks to. The ranks of a run are data x pipeline: rank number = data index *
+/// pipeline ranks + rank in the pipeline.
+struct RankLinks {
+  Transport& world;     // all ranks of the run
+  Transport& pipeline;  // the ranks of its pipeline
+  Transport& replicas;  // the ranks with the same stages and other data; may be of size 1
 };
 
 /// What the ranks agree on after a step.
@@ -39,11 +49,11 @@ struct UpdateResult {
 /// its rank's thread; the ledger may be read by any.
 class RankModel {
  public:
-  /// Allocates and initialises the stages of `rank` by (seed, parameter name).
-  /// A layout without embedding and output layer shards both over the ranks (Vocabulary
-  /// Parallelism).
+  /// Allocates and initialises the stages of `rank` of a pipeline by (seed, parameter name), with
+  /// the optimizer state of `shard`. A layout without embedding and output layer shards both over
+  /// the ranks of the pipeline (Vocabulary Parallelism).
   RankModel(const ModelConfig& config, const Layout& layout, const Placement& placement, int rank,
-            at::Device device, std::uint64_t seed);
+            at::Device device, std::uint64_t seed, Shard shard = {});
 
   MemoryLedger& ledger() { return *ledger_; }
   const MemoryLedger& ledger() const { return *ledger_; }
@@ -54,11 +64,17 @@ class RankModel {
   std::vector<Parameter*> parameters();
   /// The parameters this rank updates, in model order. A tied output layer is not among them.
   std::vector<TrainedParameter>& trained() { return trained_; }
+  const Shard& shard() const { return shard_; }
 
-  /// Sums the gradients of tied parameters, clips by the global norm (over all ranks, in model
-  /// order), applies AdamW with `rate` and zeroes the gradients. `share` travels with the norm and
-  /// comes back from every rank. All ranks call it together.
-  UpdateResult update(Transport& transport, const AdamOptions& options, double learning_rate,
+  /// Sums the gradients of tied parameters and those of the replicas, clips by the global norm
+  /// (over all ranks, in model order), applies AdamW with `rate` to the rank's shard, gathers the
+  /// other shards' values and zeroes the gradients. `share` travels with the norm and comes back
+  /// from every rank of the world. All ranks call it together.
+  UpdateResult update(const RankLinks& links, const AdamOptions& options, double learning_rate,
+                      double gradient_clip, std::int64_t step, const std::vector<double>& share);
+
+  /// The same for one pipeline without replicas.
+  UpdateResult update(Transport& pipeline, const AdamOptions& options, double learning_rate,
                       double gradient_clip, std::int64_t step, const std::vector<double>& share);
 
   /// After weights were loaded: gives a tied output layer on another rank than the embedding the
@@ -75,7 +91,12 @@ class RankModel {
   void reset_masters();
 
  private:
+  /// Root of the sum of squares of all gradients, and every rank's share.
+  UpdateResult share_norm(Transport& world, const std::vector<double>& share) const;
+  std::vector<Parameter*> owned() const;
+
   bool tied_;
+  Shard shard_;
   std::unique_ptr<MemoryLedger> ledger_;  // before the tensors it counts
   std::vector<std::unique_ptr<Stage>> stages_;
   std::unique_ptr<VocabLayers> vocabulary_;

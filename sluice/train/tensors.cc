@@ -63,26 +63,6 @@ void add_to_checkpoint(const Parameter& parameter, const AdamState& state,
   if (state.master.defined()) optimizer.push_back(named_bytes("master/" + name, state.master));
 }
 
-void add_to_checkpoint(const ShardedParameters& shards, std::vector<NamedBytes>& weights,
-                       std::vector<NamedBytes>& optimizer) {
-  for (const auto& [name, rows] : shards) {
-    const auto join = [&](const std::string& stored, auto member) {
-      std::vector<at::Tensor> parts;
-      for (const auto& [parameter, state] : rows) parts.push_back(member(*parameter, *state));
-      return named_bytes(stored, at::cat(parts));
-    };
-    weights.push_back(join(name, [](const Parameter& p, const AdamState&) { return p.value; }));
-    optimizer.push_back(
-        join("exp_avg/" + name, [](const Parameter&, const AdamState& s) { return s.exp_avg; }));
-    optimizer.push_back(join("exp_avg_sq/" + name,
-                             [](const Parameter&, const AdamState& s) { return s.exp_avg_sq; }));
-    if (rows.front().second->master.defined()) {
-      optimizer.push_back(
-          join("master/" + name, [](const Parameter&, const AdamState& s) { return s.master; }));
-    }
-  }
-}
-
 void copy_into(const TensorView& stored, at::Tensor& destination, std::int64_t first_row,
                std::int64_t full_rows) {
   std::vector<std::int64_t> sizes = destination.sizes().vec();

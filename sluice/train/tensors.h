@@ -4,9 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "sluice/model/parameter.h"
@@ -24,14 +22,6 @@ NamedBytes named_bytes(const std::string& name, const at::Tensor& tensor);
 /// checkpoint. Parameters that are tied to another are left out: their owner is written.
 void add_to_checkpoint(const Parameter& parameter, const AdamState& state,
                        std::vector<NamedBytes>& weights, std::vector<NamedBytes>& optimizer);
-
-/// Shards of vocabulary matrices by name, each list in the order of their rows.
-using ShardedParameters =
-    std::map<std::string, std::vector<std::pair<const Parameter*, const AdamState*>>>;
-
-/// The same for shards: whole matrices are written, so that any number of ranks can read them.
-void add_to_checkpoint(const ShardedParameters& shards, std::vector<NamedBytes>& weights,
-                       std::vector<NamedBytes>& optimizer);
 
 /// Copies a stored tensor into `destination`, converting the element type; of a stored matrix of
 /// `full_rows` rows (0: it is as large as `destination`) those from `first_row` on.

@@ -7,13 +7,17 @@
 #include <chrono>
 #include <utility>
 
+#include "sluice/comm/agree.h"
 #include "sluice/comm/local.h"
 #include "sluice/common/errors.h"
 #include "sluice/runtime/allocator.h"
+#include "sluice/runtime/clock.h"
 #include "sluice/runtime/device.h"
 #include "sluice/runtime/rank_thread.h"
 #include "sluice/train/calibrate.h"
 #include "sluice/train/checkpoint.h"
+#include "sluice/train/checkpoint_parts.h"
+#include "sluice/train/rank_records.h"
 #include "sluice/train/tensors.h"
 
 namespace sluice {
@@ -28,7 +32,7 @@ constexpr double kAssumedEfficiency = 0.8;
 std::vector<std::unique_ptr<Transport>> make_transports(const RunConfig& config) {
   const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::duration<double>(config.run.timeout_seconds));
-  return make_local_transports(config.pipeline.ranks, {.timeout = timeout});
+  return make_local_transports(config.num_ranks(), {.timeout = timeout});
 }
 
 /// Cross entropy per target over all losses of a step.
@@ -44,82 +48,151 @@ struct LossTotal {
   }
 };
 
-/// The largest of two measurements, class by class.
-void merge_peaks(MemoryPeaks& peaks, const MemoryPeaks& more) {
-  for (std::size_t i = 0; i < peaks.by_class.size(); ++i) {
-    peaks.by_class[i] = std::max(peaks.by_class[i], more.by_class[i]);
-  }
-  if (more.total > peaks.total) {
-    peaks.total = more.total;
-    peaks.at_total_peak = more.at_total_peak;
-  }
-}
-
 }  // namespace
 
 /// Each rank writes its own entries; run() reads them after the threads have ended.
 struct Trainer::Shared {
   TrainResult result;  // scalars: rank 0
-  std::vector<std::vector<Span>> spans;
-  std::vector<std::vector<MemorySample>> samples;
+  RankRecords records;
+};
+
+struct Trainer::Saved {
+  std::vector<NamedBytes> weights;
+  std::vector<NamedBytes> optimizer;
 };
 
 Trainer::Trainer(const RunConfig& config, bool resume)
-    : config_(config), device_(parse_device(config.run.device)) {
+    : Trainer(config, resume, make_transports(config)) {}
+
+Trainer::Trainer(const RunConfig& config, bool resume,
+                 std::vector<std::unique_ptr<Transport>> world)
+    : config_(config), world_(std::move(world)), device_(parse_device(config.run.device)) {
   install_ledger_allocator();
   const RankThreadInit init;
+  SLUICE_CHECK(world_.front()->size() == config_.num_ranks(), "{} ranks for a run of {}",
+               world_.front()->size(), config_.num_ranks());
+  connect();
   if (device_.is_cpu()) {
     peak_flops_per_second_ = measure_gemm_rate(
-        make_transports(config_), config_.model,
+        world_, config_.model,
         config_.data.sequence_length / config_.pipeline.slices * config_.pipeline.microbatch_size);
   }
-  const double rank_rate = peak_flops_per_second_ > 0.0
-                               ? kAssumedEfficiency * peak_flops_per_second_ /
-                                     static_cast<double>(config_.pipeline.ranks)
-                               : 1e14;
-  plan_ = make_plan(config_, rank_rate, measure_copy_rates(config_.pipeline));
-  far_stores_ = make_far_stores(config_.pipeline, plan_.program, movable_bytes(plan_.memory));
+  // One rank's rates for all, so that all make the same plan.
+  const CopyRates mine = measure_copy_rates(config_.pipeline);
+  run_ranks(world_, [&](Transport& rank) {
+    const auto all = rank.all_gather(std::vector{mine.out, mine.in, mine.both});
+    if (&rank == world_.front().get()) copy_rates_ = {all[0][0], all[0][1], all[0][2]};
+  });
+  // From here every rank works by itself: what fails is told to all.
+  std::exception_ptr error;
+  try {
+    prepare(resume);
+  } catch (...) {
+    if (all_here()) throw;
+    error = std::current_exception();
+  }
+  if (all_here()) return;
+  agree(*world_.front(), error);
+  for (const auto& one :
+       world_.front()->all_gather(std::vector{static_cast<double>(first_step_)})) {
+    if (one[0] == static_cast<double>(first_step_)) continue;
+    throw Failure(fmt::format(
+        "some ranks found the checkpoint of step {} in {} and others that of step {}: put run.dir "
+        "on a disk that all machines share",
+        first_step_, config_.run.dir, one[0]));
+  }
+}
+
+Trainer::~Trainer() = default;
+
+/// Ranks are numbered pipeline by pipeline.
+void Trainer::connect() {
+  const int pipeline_ranks = config_.pipeline.ranks;
+  pipelines_.resize(world_.size());
+  if (config_.parallel.data > 1) replicas_.resize(world_.size());
+  if (replicas_.empty()) return;
+  run_ranks(world_, [&](Transport& world) {
+    const auto own = static_cast<std::size_t>(world.rank() - world_.front()->rank());
+    pipelines_[own] = world.split(world.rank() / pipeline_ranks);
+    replicas_[own] = world.split(world.rank() % pipeline_ranks);
+  });
+}
+
+RankLinks Trainer::links(std::size_t own) const {
+  Transport& world = *world_[own];
+  if (replicas_.empty()) return {world, world, world};
+  return {world, *pipelines_[own], *replicas_[own]};
+}
+
+void Trainer::prepare(bool resume) {
+  const double rank_rate =
+      peak_flops_per_second_ > 0.0
+          ? kAssumedEfficiency * peak_flops_per_second_ / static_cast<double>(config_.num_ranks())
+          : 1e14;
+  plan_ = make_plan(config_, rank_rate, copy_rates_);
   open_data();
-  for (int rank = 0; rank < config_.pipeline.ranks; ++rank) {
-    ranks_.push_back(std::make_unique<RankModel>(config_.model, plan_.layout,
-                                                 plan_.schedule.placement, rank, device_,
-                                                 static_cast<std::uint64_t>(config_.run.seed)));
+  for (const auto& world : world_) {
+    const int rank = world->rank() % config_.pipeline.ranks;
+    const Shard shard{world->rank() / config_.pipeline.ranks, config_.parallel.data};
+    ranks_.push_back(
+        std::make_unique<RankModel>(config_.model, plan_.layout, plan_.schedule.placement, rank,
+                                    device_, static_cast<std::uint64_t>(config_.run.seed), shard));
+  }
+  saved_.resize(ranks_.size());
+  std::vector<std::unique_ptr<FarStore>> stores;  // of one pipeline
+  for (const auto& world : world_) {
+    const int rank = world->rank() % config_.pipeline.ranks;
+    if (rank == 0 || stores.empty()) {
+      stores = make_far_stores(config_.pipeline, plan_.program, movable_bytes(plan_.memory));
+    }
+    far_stores_.push_back(std::move(stores[static_cast<std::size_t>(rank)]));
   }
   if (!config_.model_weights.empty()) load_weights();
   if (resume) load_latest_checkpoint();
 }
 
-Trainer::~Trainer() = default;
-
 TrainResult Trainer::run(const TrainEvents& events) {
   Shared shared;
-  shared.spans.resize(ranks_.size());
-  shared.samples.resize(ranks_.size());
-  shared.result.memory.resize(ranks_.size());
-  shared.result.copies.resize(ranks_.size());
+  shared.records.resize(ranks_.size());
   shared.result.last_step = first_step_;
-  const auto transports = make_transports(config_);
-  run_ranks(transports, [&](Transport& transport) { rank_loop(transport, events, shared); });
+  run_ranks(world_, [&](Transport& world) {
+    const auto own = static_cast<std::size_t>(world.rank() - world_.front()->rank());
+    rank_loop(own, events, shared);
+    if (!all_here()) shared.records = gather_records(world, shared.records);
+  });
   TrainResult result = std::move(shared.result);
+  const auto pipeline_ranks = static_cast<std::size_t>(config_.pipeline.ranks);
+  RankRecords& records = shared.records;
+  if (records.size() >= pipeline_ranks) {
+    for (std::size_t i = pipeline_ranks; i < records.size(); ++i) {
+      merge_peaks(records[i % pipeline_ranks].memory, records[i].memory);
+    }
+    records.resize(pipeline_ranks);
+  }
   result.measured.name = plan_.schedule.name;
   result.measured.seconds_per_tick = 1e-9;
   result.measured.num_slices = plan_.program.num_slices;
   result.measured.num_stages = plan_.program.num_stages();
-  result.measured.ranks = std::move(shared.spans);
-  result.memory_curve.ranks = std::move(shared.samples);
+  for (RankRecord& record : records) {
+    result.memory.push_back(record.memory);
+    result.copies.push_back(record.copies);
+    result.measured.ranks.push_back(std::move(record.spans));
+    result.memory_curve.ranks.push_back(std::move(record.samples));
+  }
   return result;
 }
 
-void Trainer::rank_loop(Transport& transport, const TrainEvents& events, Shared& shared) {
-  const int rank = transport.rank();
-  const auto self = static_cast<std::size_t>(rank);
-  RankModel& model = *ranks_[self];
+void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shared) {
+  const RankLinks link = links(own);
+  const int rank = link.world.rank();
+  RankModel& model = *ranks_[own];
+  RankRecord& record = shared.records[own];
   const VocabSetup vocabulary{.layers = model.vocabulary(),
                               .keep_probabilities = plan_.keep_probabilities};
-  Engine engine(plan_.program, model.stages(), transport, model.ledger(),
-                {.store = far_stores_[self].get(), .check = config_.run.check_offload}, vocabulary);
-  Engine evaluator(plan_.evaluation, model.stages(), transport, model.ledger(), {}, vocabulary);
-  model.spread_tied(transport);
+  Engine engine(plan_.program, model.stages(), link.pipeline, model.ledger(),
+                {.store = far_stores_[own].get(), .check = config_.run.check_offload}, vocabulary);
+  Engine evaluator(plan_.evaluation, model.stages(), link.pipeline, model.ledger(), {}, vocabulary);
+  model.spread_tied(link.pipeline);
 
   const TrainConfig& train = config_.train;
   double fastest = 0.0;
@@ -128,23 +201,25 @@ void Trainer::rank_loop(Transport& transport, const TrainEvents& events, Shared&
   while (step < train.steps && !stopped) {
     ++step;
     const auto begin = Clock::now();
+    const std::int64_t begin_ns = now_ns();
     const bool traced = step == config_.run.trace_step;
     model.ledger().reset_peaks();
     model.ledger().record(traced);
     StepReport report{.step = step};
-    const bool stop_asked = rank == 0 && events.stop && events.stop();
-    stopped = train_step(engine, model, transport, stop_asked, report);
+    const bool stop_asked = own == 0 && events.stop && events.stop();
+    stopped = train_step(engine, own, stop_asked, report);
     report.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     model.ledger().record(false);
 
-    merge_peaks(shared.result.memory[self], model.ledger().peaks());
+    merge_peaks(record.memory, model.ledger().peaks());
     // The traced step, or without one the fastest: rank 0's clock decides for all.
-    const double seconds = transport.all_gather(std::vector{report.seconds})[0][0];
+    const double seconds = link.world.all_gather(std::vector{report.seconds})[0][0];
     const bool measured = config_.run.trace_step > 0 ? traced : fastest == 0.0 || seconds < fastest;
     if (measured) {
       fastest = seconds;
-      shared.spans[self] = engine.spans();
-      if (traced) shared.samples[self] = model.ledger().take_samples();
+      record.begin = begin_ns;
+      record.spans = engine.spans();
+      if (traced) record.samples = model.ledger().take_samples();
       if (rank == 0) shared.result.measured_step = step;
     }
     if (rank == 0) {
@@ -153,27 +228,27 @@ void Trainer::rank_loop(Transport& transport, const TrainEvents& events, Shared&
     }
     const bool last = step == train.steps || stopped;
     if (validation_ && (last || (train.eval_every > 0 && step % train.eval_every == 0))) {
-      const double loss = validate(evaluator, transport);
+      const double loss = validate(evaluator, own);
       if (rank == 0) {
         shared.result.validation_loss = loss;
         if (events.validation) events.validation(step, loss);
       }
     }
     if (last || (train.checkpoint_every > 0 && step % train.checkpoint_every == 0)) {
-      save(step, transport, events);
+      save(step, own, events);
     }
   }
-  shared.result.copies[self] = engine.copies();
+  record.copies = engine.copies();
   if (rank == 0) {
     shared.result.last_step = step;
     shared.result.stopped = stopped;
   }
 }
 
-bool Trainer::train_step(Engine& engine, RankModel& model, Transport& transport, bool stop,
-                         StepReport& report) {
+bool Trainer::train_step(Engine& engine, std::size_t own, bool stop, StepReport& report) {
   const TrainConfig& train = config_.train;
-  const StepBatch batch = rank_batch(*training_, sample_of_step(report.step), transport.rank());
+  const RankLinks link = links(own);
+  const StepBatch batch = rank_batch(*training_, sample_of_step(report.step), own);
   report.learning_rate = learning_rate_at(report.step, train.steps, train.warmup_steps,
                                           train.learning_rate, train.min_learning_rate);
   report.num_tokens = config_.global_batch() * config_.data.sequence_length;
@@ -186,8 +261,8 @@ bool Trainer::train_step(Engine& engine, RankModel& model, Transport& transport,
     LossTotal mine;
     mine.add(losses);
     const UpdateResult update =
-        model.update(transport, adam, report.learning_rate, train.grad_clip, report.step,
-                     {mine.cross_entropy, mine.num_targets, stop ? 1.0 : 0.0});
+        ranks_[own]->update(link, adam, report.learning_rate, train.grad_clip, report.step,
+                            {mine.cross_entropy, mine.num_targets, stop ? 1.0 : 0.0});
     LossTotal total;
     for (const auto& share : update.shared) {
       total.cross_entropy += share[0];
@@ -200,15 +275,14 @@ bool Trainer::train_step(Engine& engine, RankModel& model, Transport& transport,
   return stopped;
 }
 
-double Trainer::validate(Engine& evaluator, Transport& transport) const {
+double Trainer::validate(Engine& evaluator, std::size_t own) const {
   LossTotal mine;
   for (std::int64_t i = 0; i < num_validation_batches_; ++i) {
-    mine.add(
-        evaluator.run(rank_batch(*validation_, i * config_.global_batch(), transport.rank()), {}));
+    mine.add(evaluator.run(rank_batch(*validation_, i * config_.global_batch(), own), {}));
   }
   LossTotal total;
   for (const auto& share :
-       transport.all_gather(std::vector{mine.cross_entropy, mine.num_targets})) {
+       world_[own]->all_gather(std::vector{mine.cross_entropy, mine.num_targets})) {
     total.cross_entropy += share[0];
     total.num_targets += share[1];
   }
@@ -216,28 +290,52 @@ double Trainer::validate(Engine& evaluator, Transport& transport) const {
 }
 
 StepBatch Trainer::first_batch() const {
-  return read_batch(*training_, first_sample_, /*needs_tokens=*/true, /*needs_targets=*/true);
+  std::int64_t num_targets = 0;
+  return read_batch(*training_, first_sample_, config_.microbatches_per_pipeline(),
+                    /*needs_tokens=*/true, /*needs_targets=*/true, num_targets);
 }
 
-StepBatch Trainer::rank_batch(const BatchPlan& plan, std::int64_t first_sample, int rank) const {
+/// The rank's part of the global batch: the microbatches of its pipeline.
+StepBatch Trainer::rank_batch(const BatchPlan& plan, std::int64_t first_sample,
+                              std::size_t own) const {
   const Placement& placement = plan_.schedule.placement;
+  const RankLinks link = links(own);
+  const int rank = link.pipeline.rank(), count = config_.microbatches_per_pipeline();
+  const int data_index = link.world.rank() / config_.pipeline.ranks;
   const bool everywhere = plan_.schedule.vocab != VocabForm::kLast;
-  return read_batch(plan, first_sample, everywhere || placement.rank_of(0) == rank,
-                    everywhere || placement.rank_of(placement.num_stages() - 1) == rank);
+  const bool needs_tokens = everywhere || placement.rank_of(0) == rank;
+  const bool needs_targets = everywhere || placement.rank_of(placement.num_stages() - 1) == rank;
+  std::int64_t num_targets = 0;
+  StepBatch batch = read_batch(
+      plan, first_sample + std::int64_t{data_index} * count * config_.pipeline.microbatch_size,
+      count, needs_tokens, needs_targets, num_targets);
+  if (needs_targets && !replicas_.empty()) {
+    // The loss is a mean over the global batch.
+    double all = 0.0;
+    for (const auto& one :
+         link.replicas.all_gather(std::vector{static_cast<double>(num_targets)})) {
+      all += one[0];
+    }
+    batch.loss.scale = 1.0 / std::max(1.0, all);
+  }
+  return batch;
 }
 
-StepBatch Trainer::read_batch(const BatchPlan& plan, std::int64_t first_sample, bool needs_tokens,
-                              bool needs_targets) const {
+StepBatch Trainer::read_batch(const BatchPlan& plan, std::int64_t first_sample,
+                              int num_microbatches, bool needs_tokens, bool needs_targets,
+                              std::int64_t& num_targets) const {
   StepBatch batch;
   batch.loss.ignore_index = kIgnoreTarget;
   batch.loss.z_loss = config_.train.z_loss;
-  if (!needs_tokens && !needs_targets) return batch;  // only the ends of the pipeline read
-
   const std::int64_t size = config_.pipeline.microbatch_size;
   const std::int64_t length = config_.data.sequence_length;
+  batch.num_sequences = size;
+  batch.num_tokens = length;
+  if (!needs_tokens && !needs_targets) return batch;  // only the ends of the pipeline read
+
   const auto count = static_cast<std::size_t>(size * length);
-  std::int64_t num_targets = 0;
-  for (int microbatch = 0; microbatch < config_.pipeline.microbatches; ++microbatch) {
+  num_targets = 0;
+  for (int microbatch = 0; microbatch < num_microbatches; ++microbatch) {
     at::Tensor tokens = at::empty({size, length}, at::kLong);
     at::Tensor targets = at::empty({size, length}, at::kLong);
     num_targets +=
@@ -292,7 +390,7 @@ void Trainer::load_latest_checkpoint() {
       load_parameter(checkpoint.weights, *parameter);
     }
     for (TrainedParameter& trained : rank->trained()) {
-      load_state(checkpoint.optimizer, *trained.parameter, trained.state);
+      load_state_part(checkpoint.optimizer, *trained.parameter, rank->shard(), trained.state);
     }
   }
   first_step_ = step;
@@ -300,30 +398,59 @@ void Trainer::load_latest_checkpoint() {
   notes_.push_back(fmt::format("continuing after step {} from {}", step, latest.path->string()));
 }
 
-void Trainer::save(std::int64_t step, Transport& transport, const TrainEvents& events) {
-  transport.barrier();  // every rank has updated
-  if (transport.rank() == 0) {
-    CheckpointContents contents;
-    const std::int64_t next_sample = sample_of_step(step + 1);
-    contents.state = make_state(config_, step, next_sample,
-                                next_sample * config_.data.sequence_length, data_digest_);
-    contents.config_toml = to_toml(config_);
-    ShardedParameters shards;
-    for (const auto& rank : ranks_) {
-      for (const TrainedParameter& trained : rank->trained()) {
-        if (trained.parameter->spec.full_rows > 0) {
-          shards[trained.parameter->spec.name].emplace_back(trained.parameter, &trained.state);
-          continue;
-        }
-        add_to_checkpoint(*trained.parameter, trained.state, contents.weights, contents.optimizer);
-      }
+CheckpointContents Trainer::contents_of_save(std::int64_t step) const {
+  CheckpointContents contents;
+  const std::int64_t next_sample = sample_of_step(step + 1);
+  contents.state = make_state(config_, step, next_sample,
+                              next_sample * config_.data.sequence_length, data_digest_);
+  contents.config_toml = to_toml(config_);
+  return contents;
+}
+
+/// What this rank writes of its parameters: whole ones, each on one rank.
+void Trainer::collect(std::size_t own) {
+  const RankLinks link = links(own);
+  Saved& mine = saved_[own];
+  for (const TrainedParameter& trained : ranks_[own]->trained()) {
+    AdamState state = trained.state;
+    if (!replicas_.empty()) {
+      state = gather_state(*trained.parameter, trained.state, link.replicas);
+      if (link.replicas.rank() != 0) continue;
     }
-    add_to_checkpoint(shards, contents.weights, contents.optimizer);
-    const auto folder = write_checkpoint(std::filesystem::path(config_.run.dir) / "checkpoints",
-                                         contents, config_.run.keep_checkpoints);
-    if (events.checkpoint) events.checkpoint(step, folder);
+    if (trained.parameter->spec.full_rows == 0) {
+      add_to_checkpoint(*trained.parameter, state, mine.weights, mine.optimizer);
+      continue;
+    }
+    const WholeMatrix whole = gather_rows(*trained.parameter, state, link.pipeline);
+    if (link.pipeline.rank() != 0) continue;
+    add_to_checkpoint(whole.parameter, whole.state, mine.weights, mine.optimizer);
   }
-  transport.barrier();  // nobody changes the tensors before they are written
+}
+
+void Trainer::save(std::int64_t step, std::size_t own, const TrainEvents& events) {
+  const RankLinks link = links(own);
+  Saved& mine = saved_[own];
+  collect(own);
+  link.world.barrier();  // every rank has updated and told
+  const std::filesystem::path folder = std::filesystem::path(config_.run.dir) / "checkpoints";
+  CheckpointContents contents = contents_of_save(step);
+  if (!all_here()) {
+    contents.weights = std::move(mine.weights);
+    contents.optimizer = std::move(mine.optimizer);
+    const auto path = write_checkpoint_together(folder, std::move(contents),
+                                                config_.run.keep_checkpoints, link.world);
+    if (link.world.rank() == 0 && events.checkpoint) events.checkpoint(step, path);
+  } else if (link.world.rank() == 0) {
+    for (const Saved& rank : saved_) {
+      contents.weights.insert(contents.weights.end(), rank.weights.begin(), rank.weights.end());
+      contents.optimizer.insert(contents.optimizer.end(), rank.optimizer.begin(),
+                                rank.optimizer.end());
+    }
+    const auto path = write_checkpoint(folder, contents, config_.run.keep_checkpoints);
+    if (events.checkpoint) events.checkpoint(step, path);
+  }
+  link.world.barrier();  // nobody changes the tensors before they are written
+  mine = {};
 }
 
 }  // namespace sluice

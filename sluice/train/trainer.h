@@ -1,4 +1,5 @@
-// trainer.h - a training run with ranks as threads of this process. Read next: rank_model.h.
+// trainer.h - a training run: all of its ranks as threads of this process, or this process's rank
+// of a job. Read next: rank_model.h.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "sluice/comm/transport.h"
 #include "sluice/runtime/engine.h"
 #include "sluice/train/batches.h"
+#include "sluice/train/checkpoint.h"
 #include "sluice/train/config.h"
+#include "sluice/train/offload_setup.h"
 #include "sluice/train/plan.h"
 #include "sluice/train/rank_model.h"
 
@@ -27,12 +31,15 @@ struct StepReport {
   double seconds = 0.0;
 };
 
-/// What happens while a run goes on. Called on rank 0's thread; may be empty.
+/// What happens while a run goes on. Called on rank 0's thread, and so in its process alone; may be
+/// empty.
 struct TrainEvents {
   std::function<void(const StepReport&)> step;
   std::function<void(std::int64_t step, double loss)> validation;
   std::function<void(std::int64_t step, const std::filesystem::path& folder)> checkpoint;
-  std::function<bool()> stop;  // asked after each step; true: save and end
+  /// Asked in every process, on the thread of its first rank, in each step; true on any: save and
+  /// end.
+  std::function<bool()> stop;
 };
 
 struct TrainResult {
@@ -42,19 +49,24 @@ struct TrainResult {
   bool stopped = false;                   // by TrainEvents::stop
   Timeline measured;                      // of the traced step, else of the fastest one
   std::int64_t measured_step = 0;
-  std::vector<MemoryPeaks> memory;   // per rank, over all training steps
-  std::vector<CopyCounters> copies;  // per rank, of all training steps
+  std::vector<MemoryPeaks> memory;   // per rank of a pipeline, over all steps and pipelines
+  std::vector<CopyCounters> copies;  // per rank of the first pipeline, of all training steps
   MemoryCurve memory_curve;          // of the traced step; empty without run.trace_step
 };
 
-/// A run: plan, data, one RankModel per rank. Built once, run once.
-/// Threads: one at a time; run() makes one thread per rank.
+/// A run: plan, data, one RankModel per rank of this process. Built once, run once.
+/// Threads: one at a time; the constructor and run() make one thread per rank.
 class Trainer {
  public:
   /// Plans, opens the data, allocates and initialises the model. `resume`: continue from the newest
   /// complete checkpoint in run.dir, if there is one.
   /// Throws: InvalidArgument, Failure (data, checkpoint).
   Trainer(const RunConfig& config, bool resume);
+
+  /// The same for a run of several processes. `world` are transports of the ranks that this process
+  /// runs, ascending; of size config.num_ranks(). All processes construct together, and errors are
+  /// thrown on all of them alike.
+  Trainer(const RunConfig& config, bool resume, std::vector<std::unique_ptr<Transport>> world);
   ~Trainer();
 
   const RunConfig& config() const { return config_; }
@@ -68,36 +80,53 @@ class Trainer {
   const std::string& data_summary() const { return data_summary_; }
   const std::vector<std::string>& notes() const { return notes_; }
 
+  /// Whether rank 0 is here: the one that reports.
+  bool leads() const { return world_.front()->rank() == 0; }
+
   /// Trains to train.steps. A checkpoint is written every checkpoint_every steps and at the end.
-  /// Throws: what a rank threw first; the last checkpoint stays usable.
+  /// The result is whole where leads(). Throws: what a rank threw first; the last checkpoint stays
+  /// usable.
   TrainResult run(const TrainEvents& events);
 
   /// Tokens and targets of the first step, for every rank: what checks run on.
   StepBatch first_batch() const;
 
-  /// The ranks' models, for tests and checks; not while run() runs.
+  /// The models of this process's ranks, for tests and checks; not while run() runs.
   const std::vector<std::unique_ptr<RankModel>>& ranks() { return ranks_; }
 
  private:
   struct Shared;  // what the rank threads of one run() write
 
+  /// What this process saves of its ranks, by rank here.
+  struct Saved;
+
+  void connect();
+  void prepare(bool resume);
   void open_data();
   void load_weights();
   void load_latest_checkpoint();
-  void rank_loop(Transport& transport, const TrainEvents& events, Shared& shared);
-  bool train_step(Engine& engine, RankModel& model, Transport& transport, bool stop,
-                  StepReport& report);
-  double validate(Engine& evaluator, Transport& transport) const;
-  StepBatch read_batch(const BatchPlan& plan, std::int64_t first_sample, bool needs_tokens,
-                       bool needs_targets) const;
-  StepBatch rank_batch(const BatchPlan& plan, std::int64_t first_sample, int rank) const;
+  bool all_here() const { return world_.size() == static_cast<std::size_t>(config_.num_ranks()); }
+  RankLinks links(std::size_t own) const;
+  void rank_loop(std::size_t own, const TrainEvents& events, Shared& shared);
+  bool train_step(Engine& engine, std::size_t own, bool stop, StepReport& report);
+  double validate(Engine& evaluator, std::size_t own) const;
+  StepBatch read_batch(const BatchPlan& plan, std::int64_t first_sample, int num_microbatches,
+                       bool needs_tokens, bool needs_targets, std::int64_t& num_targets) const;
+  StepBatch rank_batch(const BatchPlan& plan, std::int64_t first_sample, std::size_t own) const;
   std::int64_t sample_of_step(std::int64_t step) const {
     return first_sample_ + (step - 1 - first_step_) * config_.global_batch();
   }
-  void save(std::int64_t step, Transport& transport, const TrainEvents& events);
+  void collect(std::size_t own);
+  void save(std::int64_t step, std::size_t own, const TrainEvents& events);
+  CheckpointContents contents_of_save(std::int64_t step) const;
 
   RunConfig config_;
+  // By rank of this process; replicas_ is empty where there is one pipeline.
+  std::vector<std::unique_ptr<Transport>> world_;
+  std::vector<std::unique_ptr<Transport>> pipelines_;
+  std::vector<std::unique_ptr<Transport>> replicas_;
   double peak_flops_per_second_ = 0.0;
+  CopyRates copy_rates_;
   RunPlan plan_;
   c10::Device device_;
   std::unique_ptr<BatchPlan> training_;
@@ -107,7 +136,8 @@ class Trainer {
   std::string data_summary_;
   std::vector<std::string> notes_;
   std::vector<std::unique_ptr<RankModel>> ranks_;
-  std::vector<std::unique_ptr<FarStore>> far_stores_;  // per rank; null: nothing is copied out
+  std::vector<Saved> saved_;
+  std::vector<std::unique_ptr<FarStore>> far_stores_;  // by rank here; null: nothing is copied out
   std::int64_t first_step_ = 0;                        // steps done before this run
   std::int64_t first_sample_ = 0;                      // first sequence this run trains on
 };

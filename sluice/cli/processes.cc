@@ -1,0 +1,134 @@
+#include "sluice/cli/processes.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "sluice/cli/output.h"
+#include "sluice/comm/agree.h"
+#include "sluice/comm/launch.h"
+#include "sluice/comm/mpi.h"
+#include "sluice/common/errors.h"
+#include "sluice/train/world_check.h"
+
+namespace sluice::cli {
+namespace {
+
+/// The launcher ends what is left of a job soon after the first process: the line comes first.
+[[noreturn]] void leave(int code) {
+  std::fflush(nullptr);
+  std::_Exit(code);
+}
+
+/// Ends the process when a part of the start that cannot be interrupted takes too long.
+class StartLimit {
+ public:
+  StartLimit(std::chrono::seconds limit, std::string what)
+      : thread_([this, limit, text = std::move(what)](const std::stop_token& stop) {
+          std::unique_lock lock(mutex_);
+          if (over_.wait_for(lock, stop, limit, [] { return false; }) || stop.stop_requested()) {
+            return;
+          }
+          leave(report(ExitCode::kPeerLost, text));
+        }) {}
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable_any over_;
+  std::jthread thread_;
+};
+
+}  // namespace
+
+struct Processes::Job {
+  std::string launcher;
+  int rank = 0;
+  std::unique_ptr<MpiSession> session;
+  std::unique_ptr<Transport> start;  // for what is agreed on before the run has its own
+};
+
+Processes::Processes() {
+  const auto launch = detect_launch();
+  if (!launch || launch->size == 1) return;
+  if (launch->kind == Launch::Kind::kTorchrun) {
+    throw InvalidArgument(fmt::format(
+        "torchrun started {} processes: only run.transport = \"nccl\" needs it, which is not built "
+        "yet; start with mpirun -n {} sluice train, or without a launcher",
+        launch->size, launch->size));
+  }
+  job_ = std::make_unique<Job>();
+  job_->launcher = launch->name;
+  job_->rank = launch->rank;
+  const StartLimit limit(std::chrono::minutes(5),
+                         fmt::format("rank {} waited for the other processes of {} to start for "
+                                     "more than 5 minutes",
+                                     launch->rank, launch->name));
+  job_->session = std::make_unique<MpiSession>();
+  job_->start = job_->session->connect();
+}
+
+Processes::~Processes() {
+  if (!job_) return;
+  job_->start.reset();
+  const StartLimit limit(std::chrono::minutes(10),
+                         fmt::format("rank {} waited for the other processes to end for more than "
+                                     "10 minutes",
+                                     job_->rank));
+  job_->session.reset();
+}
+
+bool Processes::is_job() const { return job_ != nullptr; }
+
+RunConfig Processes::load_together(const std::function<RunConfig()>& load) {
+  if (!job_) return load();
+  RunConfig config;
+  std::exception_ptr error;
+  try {
+    config = load();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  agree(*job_->start, error);
+  return config;
+}
+
+std::vector<std::unique_ptr<Transport>> Processes::connect(const RunConfig& config, bool resume) {
+  const std::string& transport = config.run.transport;
+  if (!job_) {
+    if (transport != "mpi") return {};
+    throw InvalidArgument(fmt::format(
+        "run.transport = \"mpi\": this process was started by itself; start {} of them with "
+        "mpirun -n {} sluice train ..., or set run.transport = \"threads\"",
+        config.num_ranks(), config.num_ranks()));
+  }
+  if (transport == "threads") {
+    throw InvalidArgument(fmt::format(
+        "run.transport = \"threads\": {} started several processes; start one without it, or set "
+        "run.transport = \"auto\"",
+        job_->launcher));
+  }
+  check_world(*job_->start, config, resume, job_->launcher.c_str());
+  MpiOptions options;
+  options.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::duration<double>(config.run.timeout_seconds));
+  options.last_word = [](const std::string& line) { leave(report(ExitCode::kPeerLost, line)); };
+  std::vector<std::unique_ptr<Transport>> world;
+  world.push_back(job_->session->connect(options));
+  job_->start.reset();
+  return world;
+}
+
+void Processes::leave_if_job(const std::exception_ptr& error) {
+  if (!job_) return;
+  std::signal(SIGTERM, SIG_IGN);
+  leave(report_error(error));
+}
+
+}  // namespace sluice::cli

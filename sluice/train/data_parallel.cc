@@ -1,0 +1,184 @@
+#include "sluice/train/data_parallel.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+
+#include "sluice/common/errors.h"
+#include "sluice/model/vocab_rows.h"
+#include "sluice/train/tensor_messages.h"
+#include "sluice/train/tensors.h"
+
+namespace sluice {
+namespace {
+
+// Outside the Program's passes: microbatches that no pass has.
+constexpr std::int32_t kGradient = -2, kValue = -3, kState = -4;
+
+MessageTag tag_of(std::int32_t what, std::size_t parameter, int part) {
+  return {Direction::kBackward, static_cast<std::int32_t>(parameter), what, part};
+}
+
+std::int64_t begin_of(std::int64_t num_elements, int index, int count) {
+  constexpr std::int64_t kGrain = 16;
+  if (index == count) return num_elements;
+  const std::int64_t begin = num_elements * index / count;
+  return std::min(num_elements, (begin + kGrain - 1) / kGrain * kGrain);
+}
+
+Shard shard_of(const Transport& replicas, int rank) { return {rank, replicas.size()}; }
+
+/// What was sent by reference is read by now, on every rank.
+void release(Transport& replicas) {
+  if (!replicas.copies()) replicas.barrier();
+}
+
+/// Sums the parts that all ranks have of this rank's range, in rank order.
+void sum_own_part(const at::Tensor& gradient, std::size_t number, Transport& replicas) {
+  const int rank = replicas.rank();
+  const at::Tensor own = part_of(gradient, shard_of(replicas, rank));
+  std::vector<Transport::Ticket> sends, receives;
+  for (int peer = 0; peer < replicas.size(); ++peer) {
+    if (peer == rank) {
+      receives.push_back(0);
+      continue;
+    }
+    receives.push_back(
+        post_tensor_receive(replicas, peer, tag_of(kGradient, number, rank), at::empty_like(own)));
+    sends.push_back(post_tensor(replicas, peer, tag_of(kGradient, number, peer),
+                                part_of(gradient, shard_of(replicas, peer))));
+  }
+  at::Tensor sum;
+  for (int peer = 0; peer < replicas.size(); ++peer) {
+    const at::Tensor part =
+        peer == rank ? own : wait_tensor(replicas, receives[static_cast<std::size_t>(peer)]);
+    if (peer == 0) {
+      sum = rank == 0 ? own : part.clone();
+    } else {
+      sum.add_(part);
+    }
+  }
+  if (rank != 0) own.copy_(sum);
+  for (const auto ticket : sends) replicas.wait_send(ticket);
+}
+
+}  // namespace
+
+at::Tensor part_of(const at::Tensor& tensor, const Shard& shard) {
+  if (shard.count == 1) return tensor;
+  const std::int64_t begin = begin_of(tensor.numel(), shard.index, shard.count);
+  const std::int64_t end = begin_of(tensor.numel(), shard.index + 1, shard.count);
+  return tensor.view(-1).narrow(0, begin, end - begin);
+}
+
+Parameter part_of(const Parameter& parameter, const Shard& shard) {
+  return {parameter.spec, part_of(parameter.value, shard), part_of(parameter.gradient, shard)};
+}
+
+void reduce_gradients(const std::vector<Parameter*>& parameters, Transport& replicas) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    sum_own_part(parameters[i]->gradient, i, replicas);
+  }
+  release(replicas);
+  for (Parameter* parameter : parameters) {
+    for (int other = 0; other < replicas.size(); ++other) {
+      if (other == replicas.rank()) continue;
+      part_of(parameter->gradient, shard_of(replicas, other)).zero_();
+    }
+  }
+}
+
+void gather_values(const std::vector<Parameter*>& parameters, Transport& replicas) {
+  const int rank = replicas.rank();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& value = parameters[i]->value;
+    std::vector<Transport::Ticket> sends, receives;
+    for (int peer = 0; peer < replicas.size(); ++peer) {
+      if (peer == rank) continue;
+      receives.push_back(post_tensor_receive(replicas, peer, tag_of(kValue, i, peer),
+                                             part_of(value, shard_of(replicas, peer))));
+      sends.push_back(post_tensor(replicas, peer, tag_of(kValue, i, rank),
+                                  part_of(value, shard_of(replicas, rank))));
+    }
+    auto receive = receives.begin();
+    for (int peer = 0; peer < replicas.size(); ++peer) {
+      if (peer == rank) continue;
+      const at::Tensor part = wait_tensor(replicas, *receive++);
+      if (!replicas.copies()) part_of(value, shard_of(replicas, peer)).copy_(part);
+    }
+    for (const auto ticket : sends) replicas.wait_send(ticket);
+  }
+  release(replicas);
+}
+
+AdamState gather_state(const Parameter& parameter, const AdamState& own, Transport& replicas) {
+  const auto gather = [&](const at::Tensor& mine, std::size_t number) -> at::Tensor {
+    if (!mine.defined()) return {};
+    if (replicas.rank() != 0) {
+      replicas.wait_send(post_tensor(replicas, 0, tag_of(kState, number, replicas.rank()), mine));
+      return {};
+    }
+    at::Tensor whole = at::empty(parameter.value.sizes(), mine.options());
+    part_of(whole, shard_of(replicas, 0)).copy_(mine);
+    for (int peer = 1; peer < replicas.size(); ++peer) {
+      const at::Tensor room = part_of(whole, shard_of(replicas, peer));
+      const at::Tensor part = wait_tensor(
+          replicas, post_tensor_receive(replicas, peer, tag_of(kState, number, peer), room));
+      if (!replicas.copies()) room.copy_(part);
+    }
+    return whole;
+  };
+  AdamState whole;
+  whole.exp_avg = gather(own.exp_avg, 0);
+  whole.exp_avg_sq = gather(own.exp_avg_sq, 1);
+  whole.master = gather(own.master, 2);
+  return whole;
+}
+
+WholeMatrix gather_rows(const Parameter& rows, const AdamState& state, Transport& pipeline) {
+  const std::int64_t full_rows = rows.spec.full_rows;
+  const auto gather = [&](const at::Tensor& mine, std::size_t number) -> at::Tensor {
+    if (!mine.defined()) return {};
+    if (pipeline.rank() != 0) {
+      pipeline.wait_send(post_tensor(pipeline, 0, tag_of(kState, number, pipeline.rank()), mine));
+      return {};
+    }
+    std::vector<std::int64_t> sizes = mine.sizes().vec();
+    sizes.front() = full_rows;
+    at::Tensor whole = at::empty(sizes, mine.options());
+    whole.narrow(0, 0, mine.size(0)).copy_(mine);
+    for (int peer = 1; peer < pipeline.size(); ++peer) {
+      const VocabRows theirs = vocab_rows(full_rows, pipeline.size(), peer);
+      const at::Tensor room = whole.narrow(0, theirs.first, theirs.count);
+      const at::Tensor part = wait_tensor(
+          pipeline, post_tensor_receive(pipeline, peer, tag_of(kState, number, peer), room));
+      if (!pipeline.copies()) room.copy_(part);
+    }
+    return whole;
+  };
+  WholeMatrix whole;
+  whole.parameter.spec = rows.spec;
+  whole.parameter.spec.shape.front() = full_rows;
+  whole.parameter.spec.first_row = whole.parameter.spec.full_rows = 0;
+  whole.parameter.value = gather(rows.value, 0);
+  whole.state.exp_avg = gather(state.exp_avg, 1);
+  whole.state.exp_avg_sq = gather(state.exp_avg_sq, 2);
+  whole.state.master = gather(state.master, 3);
+  return whole;
+}
+
+void load_state_part(const TensorFiles& optimizer, const Parameter& parameter, const Shard& shard,
+                     AdamState& own) {
+  if (shard.count == 1) return load_state(optimizer, parameter, own);
+  const auto room = [&](const at::Tensor& part) {
+    return part.defined() ? at::empty(parameter.value.sizes(), part.options()) : at::Tensor();
+  };
+  AdamState whole{room(own.exp_avg), room(own.exp_avg_sq), room(own.master)};
+  load_state(optimizer, parameter, whole);
+  own.exp_avg.copy_(part_of(whole.exp_avg, shard));
+  own.exp_avg_sq.copy_(part_of(whole.exp_avg_sq, shard));
+  if (own.master.defined()) own.master.copy_(part_of(whole.master, shard));
+}
+
+}  // namespace sluice
