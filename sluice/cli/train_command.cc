@@ -37,14 +37,15 @@ struct Arguments {
   std::int64_t steps = 0;  // 0: as in the config
 };
 
-// A signal handler can reach nothing but a global of this type; the second signal ends the program
-// at once, since the handler then is the system's own.
+// A signal handler can reach nothing but a global of this type; the second Ctrl-C ends the program
+// at once, since the handler then is the system's own. Launchers repeat SIGTERM for every process
+// that they lose; what is left still has something to say then.
 std::atomic<bool> interrupted{false};
 static_assert(std::atomic<bool>::is_always_lock_free);
 
 void on_interrupt(int signal) {
   interrupted = true;
-  std::signal(signal, SIG_DFL);
+  if (signal == SIGINT) std::signal(signal, SIG_DFL);
 }
 
 /// Progress for people on standard error: one line that renews itself on a terminal, a line per

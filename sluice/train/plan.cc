@@ -351,7 +351,7 @@ RunPlan plan_form(const RunConfig& config, VocabForm form, double flops_per_seco
       longer.microbatches = num_microbatches;
       return make_schedule(pipeline.schedule, longer);
     };
-    plan.schedule = plan_vocabulary(make, pipeline.microbatches, form, plan.cost);
+    plan.schedule = plan_vocabulary(make, config.microbatches_per_pipeline(), form, plan.cost);
   }
   plan.memory =
       memory_model(config.model, plan.layout, plan.schedule.placement, pipeline.microbatch_size,

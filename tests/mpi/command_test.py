@@ -44,7 +44,7 @@ class Job(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_data_parallel_jobs_have_the_bits_of_data_parallel_threads(self):
-        parallel = ["--set", "parallel.data=2"]
+        parallel = ["--set", "parallel.data=2", "--set", "pipeline.vocab=parallel-1"]
         self.assertEqual(self.setup.train_threads("threads", *parallel).returncode, 0)
         done = self.setup.train(4, "job", *parallel)
         self.assertEqual(done.returncode, 0, done.stderr)
