@@ -121,6 +121,8 @@ class Trainer {
   CheckpointContents contents_of_save(std::int64_t step) const;
 
   RunConfig config_;
+  // Before the transports: after an error these may hold tensors that the ledgers in here count.
+  std::vector<std::unique_ptr<RankModel>> ranks_;
   // By rank of this process; replicas_ is empty where there is one pipeline.
   std::vector<std::unique_ptr<Transport>> world_;
   std::vector<std::unique_ptr<Transport>> pipelines_;
@@ -135,7 +137,6 @@ class Trainer {
   std::string data_digest_;
   std::string data_summary_;
   std::vector<std::string> notes_;
-  std::vector<std::unique_ptr<RankModel>> ranks_;
   std::vector<Saved> saved_;
   std::vector<std::unique_ptr<FarStore>> far_stores_;  // by rank here; null: nothing is copied out
   std::int64_t first_step_ = 0;                        // steps done before this run

@@ -25,7 +25,7 @@ namespace {
 
 std::unique_ptr<MpiSession> session;
 
-constexpr int kSteps = 3;
+constexpr int kSteps = 2;
 constexpr std::int64_t kSequences = 2, kTokens = 6;
 
 ModelConfig small_model(bool tied) {

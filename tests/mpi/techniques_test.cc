@@ -4,10 +4,10 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randint.h>
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -59,17 +59,12 @@ StepBatch random_batch() {
 }
 
 struct Techniques {
+  std::string name;
   std::string schedule;
   ExchangeMode exchange = ExchangeMode::kNone;
   bool offload = false;
   VocabForm vocab = VocabForm::kLast;
 };
-
-std::string to_string(const Techniques& used) {
-  return fmt::format("{}, {}, offload {}, vocab {}", used.schedule,
-                     used.exchange == ExchangeMode::kNone ? "no exchange" : "exchange",
-                     used.offload, static_cast<int>(used.vocab));
-}
 
 Program make_program(const Techniques& used, int ranks) {
   const auto make = [&](int count) {
@@ -96,6 +91,8 @@ Program make_program(const Techniques& used, int ranks) {
       plan_exchange(program, used.exchange, causal_costs(program.num_stages(), kSlices));
   return program;
 }
+
+void PrintTo(const Techniques& used, std::ostream* out) { *out << used.name; }
 
 struct Trained {
   std::vector<at::Tensor> weights;  // of one rank, in its order
@@ -135,7 +132,6 @@ Trained train(const Program& program, Transport& transport) {
 class MpiTechniques : public ::testing::TestWithParam<Techniques> {};
 
 TEST_P(MpiTechniques, GiveTheBitsOfThreads) {
-  SCOPED_TRACE(to_string(GetParam()));
   const Program program = make_program(GetParam(), session->size());
   const auto problems = verify(program);
   ASSERT_TRUE(problems.empty()) << problems.front().text;
@@ -158,13 +154,15 @@ TEST_P(MpiTechniques, GiveTheBitsOfThreads) {
 
 INSTANTIATE_TEST_SUITE_P(
     Programs, MpiTechniques,
-    ::testing::Values(Techniques{"slimpipe"}, Techniques{"slimpipe", ExchangeMode::kBalanced},
-                      Techniques{"1f1b", ExchangeMode::kPairwise},
-                      Techniques{"1f1b", ExchangeMode::kNone, true},
-                      Techniques{"1f1b", ExchangeMode::kNone, false, VocabForm::kParallel1},
-                      Techniques{"zb-1p", ExchangeMode::kNone, false, VocabForm::kParallel2},
-                      Techniques{"slimpipe", ExchangeMode::kBalanced, true,
-                                 VocabForm::kParallel1}));
+    ::testing::Values(
+        Techniques{"slimpipe_alone", "slimpipe"},
+        Techniques{"slimpipe_exchange", "slimpipe", ExchangeMode::kBalanced},
+        Techniques{"exchange", "1f1b", ExchangeMode::kPairwise},
+        Techniques{"offload", "1f1b", ExchangeMode::kNone, true},
+        Techniques{"vocabulary_1", "1f1b", ExchangeMode::kNone, false, VocabForm::kParallel1},
+        Techniques{"vocabulary_2", "zb-1p", ExchangeMode::kNone, false, VocabForm::kParallel2},
+        Techniques{"all", "slimpipe", ExchangeMode::kBalanced, true, VocabForm::kParallel1}),
+    [](const auto& test) { return test.param.name; });
 
 }  // namespace
 }  // namespace sluice
