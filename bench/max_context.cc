@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,7 @@ namespace sluice::bench {
 namespace {
 
 struct Options {
-  std::vector<std::string> schedules;
+  std::vector<std::string> schedules;  // SCHEDULE[/OFFLOAD[/VOCAB]]
   std::int64_t cap_mib = 96;
   int ranks = 8, microbatches = 16, slices = 32;
   std::int64_t hidden = 256, layers = 16;
@@ -28,10 +29,21 @@ struct Options {
   std::int64_t cap() const { return cap_mib << 20; }
 };
 
-RunConfig config_of(const Options& options, const std::string& schedule, int slices,
+/// The parts of "schedule/offload/vocab".
+std::vector<std::string> parts_of(const std::string& run) {
+  std::vector<std::string> parts;
+  std::istringstream text(run);
+  for (std::string part; std::getline(text, part, '/');) parts.push_back(part);
+  return parts;
+}
+
+RunConfig config_of(const Options& options, const std::string& run, int slices,
                     std::int64_t length) {
   RunConfig config = random_tokens_config(options.hidden, options.layers, length);
-  config.pipeline.schedule = schedule;
+  const std::vector<std::string> parts = parts_of(run);
+  config.pipeline.schedule = parts[0];
+  if (parts.size() > 1) config.pipeline.offload = parts[1];
+  if (parts.size() > 2) config.pipeline.vocab = parts[2];
   config.pipeline.ranks = options.ranks;
   config.pipeline.slices = slices;
   config.pipeline.microbatches = options.microbatches;
@@ -133,7 +145,7 @@ void run(Options options) {
   }
   std::vector<Longest> rows;
   for (const std::string& schedule : options.schedules) {
-    const int slices = find_schedule(schedule).slices_itself ? options.slices : 1;
+    const int slices = find_schedule(parts_of(schedule)[0]).slices_itself ? options.slices : 1;
     try {
       rows.push_back(find_longest(options, schedule, slices));
     } catch (const InvalidArgument& error) {  // sizes that a schedule does not take
@@ -152,7 +164,8 @@ void run(Options options) {
 int main(int argc, char** argv) {
   sluice::bench::Options options;
   CLI::App app("Longest sequence that each schedule trains in a fixed number of bytes per rank.");
-  app.add_option("--schedules", options.schedules, "schedules to try; all by default");
+  app.add_option("--schedules", options.schedules,
+                 "SCHEDULE[/OFFLOAD[/VOCAB]] to try; all schedules by default");
   app.add_option("--cap", options.cap_mib, "MiB of every rank")->capture_default_str();
   app.add_option("--ranks", options.ranks)->capture_default_str();
   app.add_option("--microbatches", options.microbatches)->capture_default_str();
