@@ -231,6 +231,31 @@ TEST_F(Training, VerifyPassesWithExchangedAttention) {
   }
 }
 
+TEST_F(Training, FirstStepsFindOutWhetherExchangedAttentionPays) {
+  const std::vector<std::string> sizes = {
+      "pipeline.schedule=slimpipe", "pipeline.ranks=3", "pipeline.slices=6",
+      "data.sequence_length=48",    "train.steps=8",    "train.eval_every=0"};
+  const auto with = [&](const char* exchange) {
+    auto overrides = sizes;
+    overrides.push_back(fmt::format("pipeline.exchange={}", exchange));
+    return config(fmt::format("e_{}", exchange), overrides);
+  };
+  const RunOutcome plain = run(with("none"), false);
+  Trainer trainer(with("auto"), false);
+  ASSERT_TRUE(trainer.plan().exchanging.has_value());
+  std::vector<std::string> notes;
+  TrainEvents events;
+  events.note = [&](const std::string& line) { notes.push_back(line); };
+  const TrainResult result = trainer.run(events);
+  expect_same_weights(copy_weights(trainer.ranks()), plain.weights);
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_NE(notes[0].find("the run goes on with"), std::string::npos) << notes[0];
+  const bool exchanges = notes[0].find("goes on without") == std::string::npos;
+  EXPECT_EQ(!trainer.plan().program.exchange.empty(), exchanges);
+  EXPECT_EQ(result.memory.size(), 3u);
+  EXPECT_GT(result.memory[0].total, 0);
+}
+
 double largest_difference(const NamedTensors& got, const NamedTensors& wanted) {
   double largest = got.size() == wanted.size() ? 0.0 : 1.0;
   for (const auto& [name, tensor] : wanted) {
@@ -317,10 +342,10 @@ TEST_F(Training, VerifyPassesWithAShardedVocabulary) {
 TEST_F(Training, SlicedRunDoesNotGrow) {
   const auto peaks_after = [&](int steps) {
     fs::remove_all(root_ / "flat");
-    Trainer trainer(
-        config("flat", {fmt::format("train.steps={}", steps), "pipeline.slices=4",
-                        "pipeline.ranks=3", "train.eval_every=0", "model.num_hidden_layers=3"}),
-        false);
+    Trainer trainer(config("flat", {fmt::format("train.steps={}", steps), "pipeline.slices=4",
+                                    "pipeline.exchange=none", "pipeline.ranks=3",
+                                    "train.eval_every=0", "model.num_hidden_layers=3"}),
+                    false);
     const TrainResult result = trainer.run({});
     std::vector<BytesByClass> live;
     for (const auto& rank : trainer.ranks()) live.push_back(rank->ledger().live());

@@ -249,6 +249,7 @@ void train(Trainer& trainer) {
 
   events.step = [&](const StepReport& report) { log.step(report); };
   events.validation = [&](std::int64_t step, double loss) { log.validation(step, loss); };
+  events.note = [&](const std::string& line) { log.note(line); };
   events.checkpoint = [&](std::int64_t, const std::filesystem::path& path) {
     log.note(fmt::format("saved {}", path.string()));
   };

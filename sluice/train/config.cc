@@ -58,19 +58,16 @@ void check_slices(std::int64_t slices, std::int64_t length) {
       below == 0 ? fmt::format("{}", above) : fmt::format("{} and {}", below, above)));
 }
 
-/// What moves between ranks is half a slice of keys and values: half of their heads, or of the rows
-/// where the number of heads is odd.
 void check_exchange(const RunConfig& config) {
   const PipelineConfig& pipeline = config.pipeline;
-  if (pipeline.exchange == "none") return;
+  if (pipeline.exchange == "none" || pipeline.exchange == "auto") return;
   if (pipeline.slices == 1) {
     throw InvalidArgument(fmt::format(
         "pipeline.exchange = {}: attention is exchanged in slices, and pipeline.slices is 1; set "
         "pipeline.slices to {} or more",
         pipeline.exchange, std::max(2, pipeline.ranks)));
   }
-  if (config.model.num_key_value_heads % 2 == 1 &&
-      config.data.sequence_length / pipeline.slices < 2) {
+  if (!can_halve_slices(config)) {
     throw InvalidArgument(fmt::format(
         "pipeline.exchange = {}: slices of one token cannot be halved with "
         "model.num_key_value_heads = {}; set pipeline.slices to {} or less",
@@ -160,6 +157,11 @@ RunConfig load_config(const std::filesystem::path& path,
     throw InvalidArgument(fmt::format("{}; name a config file", failure.what()));
   }
   return parse_config(text, path.string(), overrides);
+}
+
+bool can_halve_slices(const RunConfig& config) {
+  return config.model.num_key_value_heads % 2 == 0 ||
+         config.data.sequence_length / config.pipeline.slices >= 2;
 }
 
 }  // namespace sluice

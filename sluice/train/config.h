@@ -35,9 +35,9 @@ struct PipelineConfig {
   int slices = 1;               // pieces of a sequence
   int group = 0;                // 0: the schedule's default
   int microbatches = 4;
-  int microbatch_size = 4;          // sequences in one microbatch
-  std::string exchange = "none";    // none, pairwise, balanced
-  std::string vocab = "last";       // last, parallel-1, parallel-2, auto
+  int microbatch_size = 4;        // sequences in one microbatch
+  std::string exchange = "auto";  // none, pairwise, balanced; auto: the faster of none and balanced
+  std::string vocab = "last";     // last, parallel-1, parallel-2, auto
   std::string vocab_keep = "auto";  // auto, probabilities, recompute
   std::string offload = "none";  // none (then what the schedule does itself), half, full, auto or
                                  // a count of chunks
@@ -133,5 +133,9 @@ std::string to_toml(const RunConfig& config);
 
 /// One line per key: name, default, what it is. For help and docs.
 std::string describe_config_keys();
+
+/// Whether half a slice of keys and values can move to another rank: half of their heads, or of the
+/// rows where the number of heads is odd.
+bool can_halve_slices(const RunConfig& config);
 
 }  // namespace sluice

@@ -112,8 +112,8 @@ void visit_keys(Config& config, Visitor& visitor) {
               "microbatches of one step, of all pipelines together");
   visitor.key("microbatch_size", pipeline.microbatch_size, IntegerRule{1, 1 << 24},
               "sequences of one microbatch");
-  visitor.key("exchange", pipeline.exchange, ChoiceRule{{"none", "pairwise", "balanced"}},
-              "attention exchange between stages");
+  visitor.key("exchange", pipeline.exchange, ChoiceRule{{"auto", "none", "pairwise", "balanced"}},
+              "attention exchange between stages; auto: the first steps find out whether it pays");
   visitor.key("vocab", pipeline.vocab, ChoiceRule{{"last", "parallel-1", "parallel-2", "auto"}},
               "embedding and output layer: on the last stage, or sharded over all ranks");
   visitor.key("vocab_keep", pipeline.vocab_keep, ChoiceRule{{"auto", "probabilities", "recompute"}},

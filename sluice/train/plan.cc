@@ -55,9 +55,11 @@ CostModel costs_from_flops(const RunConfig& config, const Layout& layout, double
   return cost;
 }
 
-ExchangeMode exchange_mode(const PipelineConfig& pipeline) {
-  if (pipeline.exchange == "pairwise") return ExchangeMode::kPairwise;
-  return pipeline.exchange == "balanced" ? ExchangeMode::kBalanced : ExchangeMode::kNone;
+ExchangeMode exchange_mode(const RunConfig& config) {
+  const std::string& exchange = config.pipeline.exchange;
+  if (exchange == "pairwise") return ExchangeMode::kPairwise;
+  const bool tries = exchange == "auto" && config.pipeline.slices > 1 && can_halve_slices(config);
+  return exchange == "balanced" || tries ? ExchangeMode::kBalanced : ExchangeMode::kNone;
 }
 
 /// Between threads nothing is copied, so that an exchange costs only the ranks' waiting for each
@@ -328,6 +330,12 @@ VocabMemory vocab_memory(const RunConfig& config, VocabForm form, bool keep_prob
   return memory;
 }
 
+void predict(RunPlan& plan) {
+  plan.prediction =
+      simulate(plan.program, plan.cost,
+               {.record_timeline = true, .memory = &plan.memory, .record_memory = true});
+}
+
 RunPlan plan_form(const RunConfig& config, VocabForm form, double flops_per_second,
                   const CopyRates& rates) {
   const PipelineConfig& pipeline = config.pipeline;
@@ -363,17 +371,21 @@ RunPlan plan_form(const RunConfig& config, VocabForm form, double flops_per_seco
   }
   plan_copies(config, rates, plan);
   plan.program = lower_and_verify(plan.schedule);
-  if (const ExchangeMode mode = exchange_mode(pipeline); mode != ExchangeMode::kNone) {
-    plan.program.exchange =
+  if (const ExchangeMode mode = exchange_mode(config); mode != ExchangeMode::kNone) {
+    Program exchanging = plan.program;
+    exchanging.exchange =
         plan_exchange(plan.program, mode, exchange_costs(plan.cost), plan.cost.link);
-    check_program(plan.program);
+    check_program(exchanging);
+    if (pipeline.exchange != "auto") {
+      plan.program = std::move(exchanging);
+    } else if (!exchanging.exchange.empty()) {
+      plan.exchanging = std::move(exchanging);
+    }
   }
   plan.evaluation = lower_and_verify(forward_only(plan.schedule));
   for (StageMemory& stage : plan.memory.stages) stage.optimizer /= config.parallel.data;
   for (VocabMemory& rank : plan.memory.vocabulary) rank.optimizer /= config.parallel.data;
-  plan.prediction =
-      simulate(plan.program, plan.cost,
-               {.record_timeline = true, .memory = &plan.memory, .record_memory = true});
+  predict(plan);
   return plan;
 }
 
@@ -392,6 +404,13 @@ RunPlan make_plan(const RunConfig& config, double flops_per_second, const CopyRa
     return static_cast<double>(plan.prediction.bubble.makespan);
   };
   return time(sharded) * kGain < time(last) ? sharded : last;
+}
+
+void adopt_exchange(RunPlan& plan) {
+  SLUICE_CHECK(plan.exchanging.has_value(), "there is no exchange to adopt");
+  plan.program = std::move(*plan.exchanging);
+  plan.exchanging.reset();
+  predict(plan);
 }
 
 CostModel measured_costs(const Timeline& timeline, const Program& program) {
@@ -450,6 +469,9 @@ std::string describe(const RunPlan& plan, const RunConfig& config) {
         fmt::format(", predicted peak {:.1f} MiB\n", static_cast<double>(peaks.total) / (1 << 20));
   }
   if (!plan.offload.empty()) text += plan.offload + "\n";
+  if (plan.exchanging) {
+    text += "attention exchange: the first steps run with and without it, the faster one stays\n";
+  }
   const double seconds = static_cast<double>(plan.prediction.bubble.makespan) * kNanosecond;
   text += fmt::format(
       "predicted: {:.3f} s per step, {:.0f} tokens/s, bubble {:.1f} %, {} messages\n", seconds,

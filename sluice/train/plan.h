@@ -2,6 +2,7 @@
 // Read next: trainer.h.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "sluice/model/layout.h"
@@ -16,7 +17,10 @@ namespace sluice {
 /// Everything that is decided before the first step. The Programs are verified.
 struct RunPlan {
   Schedule schedule;
-  Program program;     // a training step
+  Program program;  // a training step
+  /// The same with an attention exchange, where pipeline.exchange = "auto" leaves it to the first
+  /// steps whether that is faster.
+  std::optional<Program> exchanging;
   Program evaluation;  // the forwards of a validation step
   Layout layout;
   bool keep_probabilities = true;  // of a sharded output layer, from S until T
@@ -34,6 +38,9 @@ std::vector<std::int64_t> movable_bytes(const MemoryModel& memory);
 /// go at `rates`. Throws: InvalidArgument for settings that do not fit each other, or a link too
 /// slow for any of the offload asked for; InternalError when a generated schedule fails its proof.
 RunPlan make_plan(const RunConfig& config, double flops_per_second, const CopyRates& rates = {});
+
+/// Makes `exchanging` the program of the plan and predicts it.
+void adopt_exchange(RunPlan& plan);
 
 /// Costs of every (kind, stage) as measured: the median duration of its passes in `timeline` (in ns
 /// ticks). Kinds that did not run keep 0. REQUIRES: the timeline is of a run of `program`.

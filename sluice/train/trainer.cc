@@ -17,6 +17,7 @@
 #include "sluice/train/calibrate.h"
 #include "sluice/train/checkpoint.h"
 #include "sluice/train/checkpoint_parts.h"
+#include "sluice/train/program_trial.h"
 #include "sluice/train/rank_records.h"
 #include "sluice/train/tensors.h"
 
@@ -48,12 +49,26 @@ struct LossTotal {
   }
 };
 
+/// The programs that the first steps choose from.
+std::vector<const Program*> programs_to_try(const RunPlan& plan) {
+  std::vector<const Program*> programs = {&plan.program};
+  if (plan.exchanging) programs.push_back(&*plan.exchanging);
+  return programs;
+}
+
+std::string exchange_decision(const ProgramTrial& trial) {
+  return fmt::format(
+      "attention exchange: {:.3f} s a step with it, {:.3f} s without: the run goes on {} it",
+      trial.seconds_of(1), trial.seconds_of(0), trial.current() == 1 ? "with" : "without");
+}
+
 }  // namespace
 
 /// Each rank writes its own entries; run() reads them after the threads have ended.
 struct Trainer::Shared {
   TrainResult result;  // scalars: rank 0
   RankRecords records;
+  std::size_t measured_program = 0;  // of programs_to_try(); rank 0
 };
 
 struct Trainer::Saved {
@@ -161,6 +176,7 @@ TrainResult Trainer::run(const TrainEvents& events) {
     if (!all_here()) shared.records = gather_records(world, shared.records);
   });
   TrainResult result = std::move(shared.result);
+  if (shared.measured_program == 1) adopt_exchange(plan_);
   const auto pipeline_ranks = static_cast<std::size_t>(config_.pipeline.ranks);
   RankRecords& records = shared.records;
   if (records.size() >= pipeline_ranks) {
@@ -189,8 +205,15 @@ void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shar
   RankRecord& record = shared.records[own];
   const VocabSetup vocabulary{.layers = model.vocabulary(),
                               .keep_probabilities = plan_.keep_probabilities};
-  Engine engine(plan_.program, model.stages(), link.pipeline, model.ledger(),
-                {.store = far_stores_[own].get(), .check = config_.run.check_offload}, vocabulary);
+  std::vector<std::unique_ptr<Engine>> engines;  // by program of the trial
+  for (const Program* program : programs_to_try(plan_)) {
+    engines.push_back(std::make_unique<Engine>(
+        *program, model.stages(), link.pipeline, model.ledger(),
+        EngineOffload{.store = far_stores_[own].get(), .check = config_.run.check_offload},
+        vocabulary));
+  }
+  ProgramTrial trial(engines.size());
+  bool counts_anew = false;
   Engine evaluator(plan_.evaluation, model.stages(), link.pipeline, model.ledger(), {}, vocabulary);
   model.spread_tied(link.pipeline);
 
@@ -207,24 +230,41 @@ void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shar
     model.ledger().record(traced);
     StepReport report{.step = step};
     const bool stop_asked = own == 0 && events.stop && events.stop();
+    const std::size_t program = trial.current();
+    const bool counts = trial.decided() || program == 0;
+    Engine& engine = *engines[program];
     stopped = train_step(engine, own, stop_asked, report);
     report.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     model.ledger().record(false);
 
-    merge_peaks(record.memory, model.ledger().peaks());
+    // What is reported is of the program that stays.
+    if (std::exchange(counts_anew, false)) {
+      record.memory = {};
+      fastest = 0.0;
+    }
+    if (counts) merge_peaks(record.memory, model.ledger().peaks());
     // The traced step, or without one the fastest: rank 0's clock decides for all.
     const double seconds = link.world.all_gather(std::vector{report.seconds})[0][0];
-    const bool measured = config_.run.trace_step > 0 ? traced : fastest == 0.0 || seconds < fastest;
+    const bool measured =
+        config_.run.trace_step > 0 ? traced : counts && (fastest == 0.0 || seconds < fastest);
     if (measured) {
       fastest = seconds;
       record.begin = begin_ns;
       record.spans = engine.spans();
       if (traced) record.samples = model.ledger().take_samples();
-      if (rank == 0) shared.result.measured_step = step;
+      if (rank == 0) {
+        shared.result.measured_step = step;
+        shared.measured_program = program;
+      }
     }
     if (rank == 0) {
       shared.result.last = report;
       if (events.step) events.step(report);
+    }
+    if (!trial.decided()) {
+      trial.add(seconds);
+      counts_anew = trial.decided() && trial.current() != 0;
+      if (trial.decided() && rank == 0 && events.note) events.note(exchange_decision(trial));
     }
     const bool last = step == train.steps || stopped;
     if (validation_ && (last || (train.eval_every > 0 && step % train.eval_every == 0))) {
@@ -238,7 +278,7 @@ void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shar
       save(step, own, events);
     }
   }
-  record.copies = engine.copies();
+  record.copies = engines[trial.current()]->copies();
   if (rank == 0) {
     shared.result.last_step = step;
     shared.result.stopped = stopped;

@@ -36,6 +36,7 @@ struct StepReport {
 struct TrainEvents {
   std::function<void(const StepReport&)> step;
   std::function<void(std::int64_t step, double loss)> validation;
+  std::function<void(const std::string& line)> note;  // what the run has decided
   std::function<void(std::int64_t step, const std::filesystem::path& folder)> checkpoint;
   /// Asked in every process, on the thread of its first rank, in each step; true on any: save and
   /// end.
