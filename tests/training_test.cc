@@ -240,6 +240,7 @@ TEST_F(Training, FirstStepsFindOutWhetherExchangedAttentionPays) {
                                           "pipeline.microbatch_size=1",
                                           "data.sequence_length=2048",
                                           "train.steps=7",
+                                          "train.validation_batches=1",
                                           "train.eval_every=0"};
   const auto with = [&](const char* exchange) {
     auto overrides = sizes;
