@@ -197,6 +197,16 @@ class Train(unittest.TestCase):
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("model.safetensors", done.stderr)
 
+    def test_slices_shards_and_offload_in_one_schedule_give_the_bits_of_1f1b(self):
+        config = pathlib.Path(__file__).parent.parent / "configs" / "long_context.toml"
+        settings = [f'data.paths=["{self.root / "corpus"}"]', 'data.include=["*.txt"]',
+                    f'run.dir="{self.run_dir}"', "data.sequence_length=64",
+                    "pipeline.microbatches=2", "pipeline.offload=full"]
+        arguments = [word for setting in settings for word in ("--set", setting)]
+        done = self.run_sluice([SLUICE, "verify", str(config), *arguments])
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("1f1b on 8 ranks gives the same bits", done.stdout)
+
     def test_generates_the_same_text_twice(self):
         self.assertEqual(self.train().returncode, 0)
         command = [SLUICE, "generate", str(self.run_dir), "--prompt", "file", "--tokens", "20"]

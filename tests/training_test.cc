@@ -241,6 +241,7 @@ TEST_F(Training, FirstStepsFindOutWhetherExchangedAttentionPays) {
                                           "data.sequence_length=2048",
                                           "train.steps=7",
                                           "train.validation_batches=1",
+                                          "model.num_hidden_layers=2",
                                           "train.eval_every=0"};
   const auto with = [&](const char* exchange) {
     auto overrides = sizes;
