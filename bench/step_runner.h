@@ -3,6 +3,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/randint.h>
+#include <time.h>
 
 #include <algorithm>
 #include <chrono>
@@ -75,12 +76,14 @@ class StepRunner {
     std::vector<double> seconds;
     const auto transports = make_local_transports(config_.pipeline.ranks);
     spans_.resize(ranks_.size());
+    processor_seconds_.assign(ranks_.size(), 0.0);
     run_ranks(transports, [&](Transport& transport) {
       const auto rank = static_cast<std::size_t>(transport.rank());
       RankModel& model = *ranks_[rank];
       Engine engine(plan_.program, model.stages(), transport, model.ledger(),
                     {.store = stores_[rank].get()},
                     {.layers = model.vocabulary(), .keep_probabilities = plan_.keep_probabilities});
+      const double processor_before = thread_seconds();
       for (int step = 0; step < num_steps; ++step) {
         const auto begin = std::chrono::steady_clock::now();
         engine.run(batch_, [&](const std::vector<LossSum>&) {
@@ -92,11 +95,16 @@ class StepRunner {
               std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
         }
       }
+      processor_seconds_[rank] = thread_seconds() - processor_before;
       spans_[rank] = engine.spans();
       copies_[rank] = engine.copies();
     });
     return seconds;
   }
+
+  /// What each rank's thread computed in the last call of train(); waiting is no part of it, nor
+  /// are other programs.
+  const std::vector<double>& processor_seconds() const { return processor_seconds_; }
 
   /// The last step as it ran.
   Timeline timeline() const {
@@ -119,8 +127,15 @@ class StepRunner {
   }
 
  private:
+  static double thread_seconds() {
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+  }
+
   RunConfig config_;
   RunPlan plan_;
+  std::vector<double> processor_seconds_;
   std::vector<std::unique_ptr<RankModel>> ranks_;
   std::vector<std::unique_ptr<FarStore>> stores_;
   std::vector<CopyCounters> copies_;

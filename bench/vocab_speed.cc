@@ -41,19 +41,6 @@ struct Run {
   double seconds = 1e9;  // the fastest step
 };
 
-/// What a rank's passes take, processor time as it were: a rank that waits is not in a pass.
-std::vector<double> seconds_in_passes(const Timeline& timeline) {
-  std::vector<double> seconds;
-  for (const auto& spans : timeline.ranks) {
-    double busy = 0.0;
-    for (const Span& span : spans) {
-      if (span.kind == ActionKind::kPass) busy += static_cast<double>(span.end - span.begin);
-    }
-    seconds.push_back(busy * timeline.seconds_per_tick);
-  }
-  return seconds;
-}
-
 struct Spread {
   double least = 0.0, most = 0.0, mean = 0.0;
 };
@@ -99,7 +86,8 @@ void run(const Options& options) {
   fmt::print(
       "{} ranks, {}, hidden {}, {} layers, sequence {}, vocabulary {}, {} microbatches of one "
       "sequence, fp32; fastest of {} steps in turns.\n\n"
-      "| run | layers | tokens/s | ratio | predicted | passes of a rank, s | busiest over mean | "
+      "| run | layers | tokens/s | ratio | predicted | processor time of each rank, s | busiest "
+      "over mean | "
       "weights, gradients, optimizer: most over least | all bytes: most over least | peak MiB |\n"
       "|---|---|---:|---:|---:|---|---:|---:|---:|---:|\n",
       options.ranks, options.schedule, options.hidden, options.layers, options.length,
@@ -107,16 +95,16 @@ void run(const Options& options) {
   const double base = static_cast<double>(runs.front().runner->plan().prediction.bubble.makespan);
   for (const Run& each : runs) {
     const RunPlan& plan = each.runner->plan();
-    std::string layers, passes;
+    std::string layers, processor;
     for (const StageLayers& stage : plan.layout) layers += fmt::format(" {}", stage.num_layers);
-    const std::vector<double> seconds = seconds_in_passes(each.runner->timeline());
-    for (const double value : seconds) passes += fmt::format(" {:.2f}", value);
+    const std::vector<double> seconds = each.runner->processor_seconds();
+    for (const double value : seconds) processor += fmt::format(" {:.2f}", value);
     const Spread compute = spread_of(seconds);
     const Spread total = spread_of(bytes_of(*each.runner, false));
     fmt::print(
         "| {} |{} | {:.0f} | {:.3f} | {:.3f} |{} | +{:.1f} % | +{:.2f} % | +{:.1f} % | {:.0f} |\n",
         each.name, layers, tokens / each.seconds, runs.front().seconds / each.seconds,
-        base / static_cast<double>(plan.prediction.bubble.makespan), passes,
+        base / static_cast<double>(plan.prediction.bubble.makespan), processor,
         100.0 * (compute.most / compute.mean - 1.0),
         excess(spread_of(bytes_of(*each.runner, true))), excess(total), total.most / (1 << 20));
   }

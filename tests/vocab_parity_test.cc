@@ -176,7 +176,7 @@ TEST_P(VocabParity, OfEveryScheduleIsThatOfAutogradAndOf1F1BOnTheSameRanks) {
   const auto& [form, tied] = GetParam();
   const ModelConfig config = small_model(tied);
   const int ranks = tied ? 3 : 4;
-  const int m = 2 * ranks + 1;
+  const int m = ranks + 2;
   const StepBatch batch = random_batch(m);
   const ReferenceResult wanted = reference(config, batch);
   const Trained plain = train(config, lower(planned("1f1b", ranks, m, form)), batch, true);
@@ -205,6 +205,36 @@ TEST_P(VocabParity, HoldsForAnyNumberOfRanksAndForOneMicrobatch) {
         const Program program = lower(planned("1f1b", ranks, m, form));
         expect_close(train(config, program, batch, keep).first, wanted);
       }
+    }
+  }
+}
+
+// On one rank a shard is the whole layer, which vocab_shard_test.cc holds against autograd.
+TEST_P(VocabParity, HoldsForEveryOptionOfTheLoss) {
+  const auto& [form, tied] = GetParam();
+  const ModelConfig config = small_model(tied);
+  StepBatch batch = random_batch(3, /*ignore_whole_microbatch=*/true);
+  const Program one = lower(planned("1f1b", 1, 3, form));
+  const Program three = lower(planned("v-half", 3, 3, form));
+  const double scale = batch.loss.scale;
+  for (const LossOptions& options :
+       {LossOptions{.scale = scale, .label_smoothing = 0.1},
+        LossOptions{.scale = scale, .z_loss = 0.1, .logit_softcap = 1.5}}) {
+    batch.loss = options;
+    batch.weights_BT.clear();
+    for (const bool weighted : {false, true}) {
+      for (const at::Tensor& targets_BT : batch.targets_BT) {
+        if (weighted) batch.weights_BT.push_back((targets_BT % 3).to(at::kDouble));
+      }
+      const Trained wanted = train(config, one, batch, true),
+                    got = train(config, three, batch, true);
+      ReferenceResult whole{.loss = {}, .gradients = wanted.first.gradients};
+      for (const LossSum& sum : wanted.first.losses) {
+        whole.loss.cross_entropy += sum.cross_entropy;
+        whole.loss.z_loss += sum.z_loss;
+        whole.loss.num_targets += sum.num_targets;
+      }
+      expect_close(got.first, whole);
     }
   }
 }
