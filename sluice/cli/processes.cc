@@ -21,9 +21,11 @@
 namespace sluice::cli {
 namespace {
 
-/// The launcher ends what is left of a job soon after the first process: the line comes first.
+/// mpirun kills what is left of a job as soon as processes of it have ended, and a second after it
+/// lost one: this process has printed its line, and waits until the others have printed theirs.
 [[noreturn]] void leave(int code) {
   std::fflush(nullptr);
+  std::this_thread::sleep_for(std::chrono::milliseconds(800));
   std::_Exit(code);
 }
 

@@ -54,6 +54,20 @@ class Setup:
         return [self.mpirun, "--allow-run-as-root", "--oversubscribe", "-n", str(processes),
                 self.sluice, *self.arguments(run, *more)]
 
+    def logged_job(self, processes, run, *more):
+        """A job whose ranks write their standard error into files: mpirun drops lines of processes
+        that end while it ends the job."""
+        for log in self.root.glob("rank.*"):
+            log.unlink()
+        command = self.job(processes, run, *more)
+        words = f'exec "$@" 2>>{self.root}/rank.$OMPI_COMM_WORLD_RANK'
+        place = command.index(self.sluice)
+        return [*command[:place], "sh", "-c", words, "sh", *command[place:]]
+
+    def log_of(self, rank):
+        path = self.root / f"rank.{rank}"
+        return path.read_text() if path.exists() else ""
+
     def run(self, command):
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 

@@ -26,9 +26,12 @@ SETTINGS = ["--set", f"pipeline.ranks={RANKS}", "--set", f"train.steps={STEPS}",
 def break_once(setup, choose):
     """Runs, breaks and resumes; returns what was wrong, or nothing."""
     shutil.rmtree(setup.root / "job", ignore_errors=True)
-    job = RunningJob(setup.job(RANKS, "job", *SETTINGS))
-    if not job.wait_for_line(f" {choose.randrange(1, STEPS - 10)}/{STEPS} "):
-        return f"the run ended by itself: {''.join(job.lines)}"
+    job = RunningJob(setup.logged_job(RANKS, "job", *SETTINGS))
+    step = f" {choose.randrange(1, STEPS - 10)}/{STEPS} "
+    while step not in setup.log_of(0):
+        if job.process.poll() is not None:
+            return f"the run ended by itself: {setup.log_of(0)}"
+        time.sleep(0.01)
     time.sleep(choose.random() * 0.05)
     rank = choose.randrange(RANKS)
     action = choose.choice([signal.SIGKILL, signal.SIGSTOP])
@@ -40,10 +43,12 @@ def break_once(setup, choose):
     print(what, flush=True)
     if status == 0:
         return f"{what}: exit 0\n{text}"
-    reports = job.reports()
     for other in set(range(RANKS)) - {rank}:
-        if len(reports.get(other, [])) != 1:
-            return f"{what}: rank {other} printed {reports.get(other, [])}\n{text}"
+        lines = [line for line in setup.log_of(other).splitlines() if line.startswith("sluice: ")]
+        if len(lines) != 1 or not lines[0].startswith(f"sluice: rank {other} "):
+            problem = f"{what}: rank {other} printed {lines}"
+            print(problem, flush=True)
+            return f"{problem}\n{text}"
     done = setup.train(RANKS, "job", "--resume", *SETTINGS)
     if done.returncode != 0:
         return f"{what}: could not resume\n{done.stderr}"
