@@ -15,11 +15,11 @@ import tempfile
 CONFIG = """
 [model]
 vocab_size = 256
-hidden_size = 384
-intermediate_size = 1024
-num_hidden_layers = 8
-num_attention_heads = 6
-num_key_value_heads = 6
+hidden_size = 256
+intermediate_size = 704
+num_hidden_layers = 4
+num_attention_heads = 4
+num_key_value_heads = 4
 [data]
 sequence_length = 256
 validation_fraction = 0.0
@@ -29,7 +29,7 @@ ranks = 2
 microbatches = 8
 microbatch_size = 1
 [train]
-steps = 8
+steps = 12
 warmup_steps = 2
 eval_every = 0
 """
