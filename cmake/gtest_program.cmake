@@ -7,6 +7,11 @@ function(sluice_gtest_program target)
   if(NOT ARG_SHARDS)
     set(ARG_SHARDS 1)
   endif()
+  # What takes time in a test is the library; test sources themselves compile four times faster this
+  # way under sanitizers, and a third faster without.
+  get_target_property(sources ${target} SOURCES)
+  list(FILTER sources INCLUDE REGEX "_test\\.cc$|_for_tests\\.cc$")
+  set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS -O0)
   math(EXPR last "${ARG_SHARDS} - 1")
   foreach(shard RANGE ${last})
     set(name ${ARG_PREFIX}${target})
