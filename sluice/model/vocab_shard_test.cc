@@ -276,8 +276,7 @@ TEST(VocabShard, LosesNothingToCancellationWhenTheModelIsConfident) {
   const auto shards = shards_of(config, 8);
   const at::Tensor weight_VD = whole(shards, 1, false);
   Tokens tokens = random_tokens(config, 256, 0.3);
-  tokens.x_ND =
-      (tokens.x_ND + weight_VD.index_select(0, tokens.targets_N) * 2.5).to(at::kBFloat16);
+  tokens.x_ND = (tokens.x_ND + weight_VD.index_select(0, tokens.targets_N) * 2.5).to(at::kBFloat16);
   const Outcome dense = run_dense(weight_VD, tokens, {});
   const double mean_probability =
       at::softmax(tokens.x_ND.to(at::kDouble).mm(weight_VD.to(at::kDouble).t()), -1)
