@@ -10,6 +10,7 @@
 #include "sluice/common/errors.h"
 #include "sluice/model/dtype.h"
 #include "sluice/runtime/allocator.h"
+#include "sluice/runtime/tensor_buffer.h"
 
 namespace sluice {
 namespace {
@@ -79,11 +80,8 @@ MessageTag Exchanger::tag_of(const Talk& talk, Item item, int half) {
 void Exchanger::send(const Talk& talk, Item item, int half, at::Tensor tensor) {
   // A transport that copies needs the bytes in one piece.
   if (transport_.copies()) tensor = tensor.contiguous();
-  Buffer buffer;
-  buffer.data = static_cast<std::byte*>(tensor.data_ptr());
-  buffer.num_bytes = tensor.nbytes();
-  buffer.owner = std::make_shared<at::Tensor>(std::move(tensor));
-  sends_.push_back(transport_.post_send(talk.peer, tag_of(talk, item, half), std::move(buffer)));
+  sends_.push_back(
+      transport_.post_send(talk.peer, tag_of(talk, item, half), buffer_of(std::move(tensor))));
 }
 
 void Exchanger::give(const Talk& talk, Item item, int half, at::Tensor& result) {
@@ -94,14 +92,11 @@ void Exchanger::give(const Talk& talk, Item item, int half, at::Tensor& result) 
 at::Tensor Exchanger::receive(const Talk& talk, Item item, int half, at::IntArrayRef sizes,
                               const at::TensorOptions& options) {
   Buffer destination;
-  if (transport_.copies()) {
-    auto tensor = std::make_shared<at::Tensor>(at::empty(sizes, options));
-    destination = {tensor, static_cast<std::byte*>(tensor->data_ptr()), tensor->nbytes()};
-  }
+  if (transport_.copies()) destination = buffer_of(at::empty(sizes, options));
   try {
     const Buffer buffer = transport_.wait_receive(
         transport_.post_receive(talk.peer, tag_of(talk, item, half), std::move(destination)));
-    return std::move(*static_cast<at::Tensor*>(buffer.owner.get()));
+    return std::move(tensor_in(buffer));
   } catch (const CommError& error) {
     const int lender = talk.lending ? transport_.rank() : talk.peer;
     const int server = talk.lending ? talk.peer : transport_.rank();

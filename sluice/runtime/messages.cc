@@ -5,19 +5,12 @@
 
 #include "sluice/common/errors.h"
 #include "sluice/runtime/allocator.h"
+#include "sluice/runtime/tensor_buffer.h"
 
 namespace sluice {
 namespace {
 
 constexpr std::size_t kAhead = 1;  // receives announced before they are needed
-
-Buffer buffer_of(at::Tensor tensor) {
-  Buffer buffer;
-  buffer.data = static_cast<std::byte*>(tensor.data_ptr());
-  buffer.num_bytes = tensor.nbytes();
-  buffer.owner = std::make_shared<at::Tensor>(std::move(tensor));
-  return buffer;
-}
 
 }  // namespace
 
@@ -74,7 +67,7 @@ void Messages::post_receive(std::size_t action) {
 
 at::Tensor Messages::receive(std::size_t action) {
   const Buffer buffer = transport_.wait_receive(std::exchange(tickets_[action], 0));
-  return std::move(*static_cast<at::Tensor*>(buffer.owner.get()));
+  return std::move(tensor_in(buffer));
 }
 
 void Messages::send(int peer, const MessageTag& tag, at::Tensor tensor) {

@@ -11,6 +11,7 @@
 #include "sluice/model/dtype.h"
 #include "sluice/runtime/allocator.h"
 #include "sluice/runtime/engine.h"
+#include "sluice/runtime/tensor_buffer.h"
 
 namespace sluice {
 
@@ -32,10 +33,6 @@ struct VocabRuntime::Unit {
 };
 
 namespace {
-
-const at::Tensor& tensor_in(const Buffer& buffer) {
-  return *static_cast<const at::Tensor*>(buffer.owner.get());
-}
 
 std::vector<at::Tensor> tensors_in(const std::vector<Buffer>& buffers) {
   std::vector<at::Tensor> tensors;
@@ -83,10 +80,8 @@ void VocabRuntime::charge(const at::Tensor& tensor) const {
 
 // From here until it is taken the tensor belongs to the transport.
 Buffer VocabRuntime::hand_over(at::Tensor tensor) const {
-  SLUICE_CHECK(tensor.defined(), "nothing to post");
   charge_to(tensor, nullptr, MemoryClass::kVocabulary);
-  auto owner = std::make_shared<at::Tensor>(std::move(tensor));
-  return {owner, static_cast<std::byte*>(owner->mutable_data_ptr()), owner->nbytes()};
+  return buffer_of(std::move(tensor));
 }
 
 void VocabRuntime::begin_step(const StepBatch& batch) {
