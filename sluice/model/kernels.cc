@@ -156,6 +156,17 @@ LossSum cross_entropy_tile(at::Tensor& logits_RV, const at::Tensor& targets_R,
   return fused ? tile : naive::cross_entropy_tile(logits_RV, targets_R, options, overwrite);
 }
 
+void softmax_tile(at::Tensor& logits_NW, at::Tensor& maximum_N, at::Tensor& sum_N,
+                  at::Tensor& out_ND) {
+  const bool fused = on_cpu(logits_NW, [&]<typename T>(T) {
+    const std::int64_t columns = logits_NW.size(1), size = out_ND.defined() ? out_ND.size(1) : 0;
+    cpu_kernels<T>().softmax_tile(write<T>(logits_NW), logits_NW.size(0), columns, columns, columns,
+                                  write<T>(maximum_N), write<T>(sum_N),
+                                  size > 0 ? write<T>(out_ND) : nullptr, size, size);
+  });
+  if (!fused) naive::softmax_tile(logits_NW, maximum_N, sum_N, out_ND);
+}
+
 void embedding_backward(const at::Tensor& tokens_R, const at::Tensor& dx_RD,
                         at::Tensor& weight_gradient_VD) {
   const bool fused = on_cpu(dx_RD, [&]<typename T>(T) {

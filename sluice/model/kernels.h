@@ -56,6 +56,12 @@ void swiglu_backward(at::Tensor& gate_up_R2I, at::Tensor& gradient_to_activation
 LossSum cross_entropy_tile(at::Tensor& logits_RV, const at::Tensor& targets_R,
                            const LossOptions& options, bool overwrite);
 
+/// Running softmax over one more tile of logits (statistics type): overwrites them with
+/// exp(logit - maximum), updates maximum and sum of each row, and takes from every row of `out`
+/// (may be undefined) what the maximum gained.
+void softmax_tile(at::Tensor& logits_NW, at::Tensor& maximum_N, at::Tensor& sum_N,
+                  at::Tensor& out_ND);
+
 /// Adds row r of dx to row tokens[r] of the gradient, in the order of r.
 void embedding_backward(const at::Tensor& tokens_R, const at::Tensor& dx_RD,
                         at::Tensor& weight_gradient_VD);
@@ -78,6 +84,8 @@ void swiglu_backward(at::Tensor& gate_up_R2I, at::Tensor& gradient_to_activation
                      bool leave_activation);
 LossSum cross_entropy_tile(at::Tensor& logits_RV, const at::Tensor& targets_R,
                            const LossOptions& options, bool overwrite);
+void softmax_tile(at::Tensor& logits_NW, at::Tensor& maximum_N, at::Tensor& sum_N,
+                  at::Tensor& out_ND);
 void embedding_backward(const at::Tensor& tokens_R, const at::Tensor& dx_RD,
                         at::Tensor& weight_gradient_VD);
 }  // namespace naive

@@ -2,6 +2,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/logsumexp.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/where.h>
@@ -121,6 +122,16 @@ LossSum cross_entropy_tile(at::Tensor& logits_RV, const at::Tensor& targets_R,
     logits_RV.scatter_add_(-1, index_R1, -scale_R1);
   }
   return tile;
+}
+
+void softmax_tile(at::Tensor& logits_NW, at::Tensor& maximum_N, at::Tensor& sum_N,
+                  at::Tensor& out_ND) {
+  const at::Tensor now_N = at::maximum(maximum_N, logits_NW.amax(-1));
+  const at::Tensor kept_N = at::exp(maximum_N - now_N);
+  logits_NW.sub_(now_N.unsqueeze(-1)).exp_();
+  sum_N.mul_(kept_N).add_(logits_NW.sum(-1));
+  if (out_ND.defined()) out_ND.mul_(kept_N.unsqueeze(-1));
+  maximum_N.copy_(now_N);
 }
 
 void embedding_backward(const at::Tensor& tokens_R, const at::Tensor& dx_RD,

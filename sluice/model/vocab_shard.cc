@@ -7,7 +7,6 @@
 #include <ATen/ops/exp.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/index_select.h>
-#include <ATen/ops/maximum.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/outer.h>
@@ -22,7 +21,6 @@
 #include "sluice/model/dtype.h"
 #include "sluice/model/embedding.h"
 #include "sluice/model/kernels.h"
-#include "sluice/model/kernels_cpu.h"
 #include "sluice/model/weight_sink.h"
 
 namespace sluice {
@@ -38,40 +36,6 @@ ParameterSpec shard_spec(const char* name, const ModelConfig& config, const Voca
 // Positions of the ids that are rows of the shard, ascending.
 at::Tensor positions_in(const at::Tensor& ids, const VocabRows& rows) {
   return ((ids >= rows.first) & (ids < rows.first + rows.count)).nonzero().view(-1);
-}
-
-template <typename Run>
-bool on_cpu(const at::Tensor& tensor, Run run) {
-  if (!tensor.is_cpu()) return false;
-  if (tensor.scalar_type() == at::kFloat) {
-    run(float{});
-    return true;
-  }
-  if (tensor.scalar_type() == at::kDouble) {
-    run(double{});
-    return true;
-  }
-  return false;
-}
-
-// Running softmax over one more tile: overwrites the logits with exp(logit - maximum), updates
-// maximum and sum, and takes from every row of `out` (may be undefined) what the maximum gained.
-void softmax_tile(at::Tensor& logits_NW, at::Tensor& maximum_N, at::Tensor& sum_N,
-                  at::Tensor& out_ND) {
-  const bool fused = on_cpu(logits_NW, [&]<typename T>(T) {
-    const std::int64_t columns = logits_NW.size(1), size = out_ND.defined() ? out_ND.size(1) : 0;
-    cpu_kernels<T>().softmax_tile(logits_NW.mutable_data_ptr<T>(), logits_NW.size(0), columns,
-                                  columns, columns, maximum_N.mutable_data_ptr<T>(),
-                                  sum_N.mutable_data_ptr<T>(),
-                                  size > 0 ? out_ND.mutable_data_ptr<T>() : nullptr, size, size);
-  });
-  if (fused) return;
-  const at::Tensor now_N = at::maximum(maximum_N, logits_NW.amax(-1));
-  const at::Tensor kept_N = at::exp(maximum_N - now_N);
-  logits_NW.sub_(now_N.unsqueeze(-1)).exp_();
-  sum_N.mul_(kept_N).add_(logits_NW.sum(-1));
-  if (out_ND.defined()) out_ND.mul_(kept_N.unsqueeze(-1));
-  maximum_N.copy_(now_N);
 }
 
 // What products for logits take: a CPU rounds a product of bf16 to bf16, and a logit of 20 is then
