@@ -63,6 +63,27 @@ void sum_own_part(const at::Tensor& gradient, std::size_t number, Transport& rep
   for (const auto ticket : sends) replicas.wait_send(ticket);
 }
 
+/// On rank 0 a tensor of `sizes` from the part that each rank has of it, `place(whole, rank)` being
+/// a rank's; undefined elsewhere, and where there is nothing to gather.
+template <typename Place>
+at::Tensor gather_parts(const at::Tensor& mine, at::IntArrayRef sizes, std::size_t number,
+                        Transport& transport, Place place) {
+  if (!mine.defined()) return {};
+  if (transport.rank() != 0) {
+    transport.wait_send(post_tensor(transport, 0, tag_of(kState, number, transport.rank()), mine));
+    return {};
+  }
+  at::Tensor whole = at::empty(sizes, mine.options());
+  place(whole, 0).copy_(mine);
+  for (int peer = 1; peer < transport.size(); ++peer) {
+    const at::Tensor room = place(whole, peer);
+    const at::Tensor part = wait_tensor(
+        transport, post_tensor_receive(transport, peer, tag_of(kState, number, peer), room));
+    if (!transport.copies()) room.copy_(part);
+  }
+  return whole;
+}
+
 }  // namespace
 
 at::Tensor part_of(const at::Tensor& tensor, const Shard& shard) {
@@ -113,21 +134,11 @@ void gather_values(const std::vector<Parameter*>& parameters, Transport& replica
 }
 
 AdamState gather_state(const Parameter& parameter, const AdamState& own, Transport& replicas) {
-  const auto gather = [&](const at::Tensor& mine, std::size_t number) -> at::Tensor {
-    if (!mine.defined()) return {};
-    if (replicas.rank() != 0) {
-      replicas.wait_send(post_tensor(replicas, 0, tag_of(kState, number, replicas.rank()), mine));
-      return {};
-    }
-    at::Tensor whole = at::empty(parameter.value.sizes(), mine.options());
-    part_of(whole, shard_of(replicas, 0)).copy_(mine);
-    for (int peer = 1; peer < replicas.size(); ++peer) {
-      const at::Tensor room = part_of(whole, shard_of(replicas, peer));
-      const at::Tensor part = wait_tensor(
-          replicas, post_tensor_receive(replicas, peer, tag_of(kState, number, peer), room));
-      if (!replicas.copies()) room.copy_(part);
-    }
-    return whole;
+  const auto gather = [&](const at::Tensor& mine, std::size_t number) {
+    return gather_parts(mine, parameter.value.sizes(), number, replicas,
+                        [&](const at::Tensor& whole, int rank) {
+                          return part_of(whole, shard_of(replicas, rank));
+                        });
   };
   AdamState whole;
   whole.exp_avg = gather(own.exp_avg, 0);
@@ -138,28 +149,17 @@ AdamState gather_state(const Parameter& parameter, const AdamState& own, Transpo
 
 WholeMatrix gather_rows(const Parameter& rows, const AdamState& state, Transport& pipeline) {
   const std::int64_t full_rows = rows.spec.full_rows;
-  const auto gather = [&](const at::Tensor& mine, std::size_t number) -> at::Tensor {
-    if (!mine.defined()) return {};
-    if (pipeline.rank() != 0) {
-      pipeline.wait_send(post_tensor(pipeline, 0, tag_of(kState, number, pipeline.rank()), mine));
-      return {};
-    }
-    std::vector<std::int64_t> sizes = mine.sizes().vec();
-    sizes.front() = full_rows;
-    at::Tensor whole = at::empty(sizes, mine.options());
-    whole.narrow(0, 0, mine.size(0)).copy_(mine);
-    for (int peer = 1; peer < pipeline.size(); ++peer) {
-      const VocabRows theirs = vocab_rows(full_rows, pipeline.size(), peer);
-      const at::Tensor room = whole.narrow(0, theirs.first, theirs.count);
-      const at::Tensor part = wait_tensor(
-          pipeline, post_tensor_receive(pipeline, peer, tag_of(kState, number, peer), room));
-      if (!pipeline.copies()) room.copy_(part);
-    }
-    return whole;
+  std::vector<std::int64_t> sizes = rows.spec.shape;
+  sizes.front() = full_rows;
+  const auto gather = [&](const at::Tensor& mine, std::size_t number) {
+    return gather_parts(mine, sizes, number, pipeline, [&](const at::Tensor& whole, int rank) {
+      const VocabRows theirs = vocab_rows(full_rows, pipeline.size(), rank);
+      return whole.narrow(0, theirs.first, theirs.count);
+    });
   };
   WholeMatrix whole;
   whole.parameter.spec = rows.spec;
-  whole.parameter.spec.shape.front() = full_rows;
+  whole.parameter.spec.shape = sizes;
   whole.parameter.spec.first_row = whole.parameter.spec.full_rows = 0;
   whole.parameter.value = gather(rows.value, 0);
   whole.state.exp_avg = gather(state.exp_avg, 1);

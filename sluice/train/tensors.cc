@@ -88,15 +88,15 @@ void load_parameter(const TensorFiles& weights, Parameter& parameter) {
 }
 
 void load_state(const TensorFiles& optimizer, const Parameter& parameter, AdamState& state) {
-  const std::string& name = parameter.spec.name;
-  SLUICE_CHECK(parameter.spec.tied_to.empty(), "{} is tied", name);
-  copy_into(optimizer.at("exp_avg/" + name), state.exp_avg, parameter.spec.first_row,
-            parameter.spec.full_rows);
-  copy_into(optimizer.at("exp_avg_sq/" + name), state.exp_avg_sq, parameter.spec.first_row,
-            parameter.spec.full_rows);
-  if (state.master.defined())
-    copy_into(optimizer.at("master/" + name), state.master, parameter.spec.first_row,
-              parameter.spec.full_rows);
+  const ParameterSpec& spec = parameter.spec;
+  SLUICE_CHECK(spec.tied_to.empty(), "{} is tied", spec.name);
+  const auto load = [&](const char* what, at::Tensor& destination) {
+    if (!destination.defined()) return;
+    copy_into(optimizer.at(what + spec.name), destination, spec.first_row, spec.full_rows);
+  };
+  load("exp_avg/", state.exp_avg);
+  load("exp_avg_sq/", state.exp_avg_sq);
+  load("master/", state.master);
 }
 
 }  // namespace sluice
