@@ -118,8 +118,7 @@ std::vector<std::unique_ptr<Transport>> Processes::connect(const RunConfig& conf
   }
   check_world(*job_->start, config, resume, job_->launcher.c_str());
   MpiOptions options;
-  options.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
-      std::chrono::duration<double>(config.run.timeout_seconds));
+  options.timeout = config.run.timeout();
   options.last_word = [](const std::string& line) { leave(report(ExitCode::kPeerLost, line)); };
   std::vector<std::unique_ptr<Transport>> world;
   world.push_back(job_->session->connect(options));

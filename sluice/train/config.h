@@ -2,6 +2,7 @@
 // torch. Read next: config_keys.h (the table of keys), tokens.h.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -86,6 +87,11 @@ struct RunSection {
   double timeout_seconds = 300.0;     // longest wait for a peer
   bool check_offload = false;         // compare checksums of activations that come back
   bool tensorboard = false;
+
+  std::chrono::milliseconds timeout() const {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::duration<double>(timeout_seconds));
+  }
 
   friend bool operator==(const RunSection&, const RunSection&) = default;
 };

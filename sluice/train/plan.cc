@@ -176,9 +176,7 @@ void plan_copies(const RunConfig& config, const CopyRates& rates, RunPlan& plan)
   }
   plan.offload = fmt::format(
       "offload: k = {:.2f} ({} at {:.2f} GB/s out, {:.2f} GB/s in, {:.2f} GB/s both at once): {} "
-      "of "
-      "{} activations leave, "
-      "peak of the fullest rank {:.1f} MiB instead of {:.1f}",
+      "of {} activations leave, peak of the fullest rank {:.1f} MiB instead of {:.1f}",
       k, pipeline.offload_tier, rates.out / 1e9, rates.in / 1e9, rates.both / 1e9, num_moved,
       std::int64_t{plan.schedule.num_stages()} * config.microbatches_per_pipeline() *
           pipeline.slices,

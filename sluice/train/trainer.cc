@@ -31,9 +31,7 @@ using Clock = std::chrono::steady_clock;
 constexpr double kAssumedEfficiency = 0.8;
 
 std::vector<std::unique_ptr<Transport>> make_transports(const RunConfig& config) {
-  const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
-      std::chrono::duration<double>(config.run.timeout_seconds));
-  return make_local_transports(config.num_ranks(), {.timeout = timeout});
+  return make_local_transports(config.num_ranks(), {.timeout = config.run.timeout()});
 }
 
 /// Cross entropy per target over all losses of a step.
@@ -127,7 +125,7 @@ void Trainer::connect() {
   if (config_.parallel.data > 1) replicas_.resize(world_.size());
   if (replicas_.empty()) return;
   run_ranks(world_, [&](Transport& world) {
-    const auto own = static_cast<std::size_t>(world.rank() - world_.front()->rank());
+    const std::size_t own = own_of(world);
     pipelines_[own] = world.split(world.rank() / pipeline_ranks);
     replicas_[own] = world.split(world.rank() % pipeline_ranks);
   });
@@ -171,7 +169,7 @@ TrainResult Trainer::run(const TrainEvents& events) {
   shared.records.resize(ranks_.size());
   shared.result.last_step = first_step_;
   run_ranks(world_, [&](Transport& world) {
-    const auto own = static_cast<std::size_t>(world.rank() - world_.front()->rank());
+    const std::size_t own = own_of(world);
     rank_loop(own, events, shared);
     if (!all_here()) shared.records = gather_records(world, shared.records);
   });
@@ -213,7 +211,7 @@ void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shar
         vocabulary));
   }
   ProgramTrial trial(engines.size());
-  bool counts_anew = false;
+  std::size_t recorded = 0;  // the program of which `record` and `fastest` are
   Engine evaluator(plan_.evaluation, model.stages(), link.pipeline, model.ledger(), {}, vocabulary);
   model.spread_tied(link.pipeline);
 
@@ -238,7 +236,7 @@ void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shar
     model.ledger().record(false);
 
     // What is reported is of the program that stays.
-    if (std::exchange(counts_anew, false)) {
+    if (counts && std::exchange(recorded, program) != program) {
       record.memory = {};
       fastest = 0.0;
     }
@@ -263,7 +261,6 @@ void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shar
     }
     if (!trial.decided()) {
       trial.add(seconds);
-      counts_anew = trial.decided() && trial.current() != 0;
       if (trial.decided() && rank == 0 && events.note) events.note(exchange_decision(trial));
     }
     const bool last = step == train.steps || stopped;

@@ -107,6 +107,10 @@ class Trainer {
   void load_weights();
   void load_latest_checkpoint();
   bool all_here() const { return world_.size() == static_cast<std::size_t>(config_.num_ranks()); }
+  /// Place of a rank among those of this process.
+  std::size_t own_of(const Transport& world) const {
+    return static_cast<std::size_t>(world.rank() - world_.front()->rank());
+  }
   RankLinks links(std::size_t own) const;
   void rank_loop(std::size_t own, const TrainEvents& events, Shared& shared);
   bool train_step(Engine& engine, std::size_t own, bool stop, StepReport& report);
