@@ -8,45 +8,39 @@
 #include <algorithm>
 #include <cstdio>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <vector>
 
-#include "bench/step_runner.h"
+#include "bench/bench_program.h"
 #include "sluice/common/errors.h"
 #include "sluice/schedule/registry.h"
 
 namespace sluice::bench {
 namespace {
 
-struct Options {
+struct Options : Sizes {
+  Options() {
+    ranks = 8;
+    microbatches = 16;
+    hidden = 256;
+    layers = 16;
+  }
   std::vector<std::string> schedules;  // SCHEDULE[/OFFLOAD[/VOCAB]]
   std::int64_t cap_mib = 96;
-  int ranks = 8, microbatches = 16, slices = 32;
-  std::int64_t hidden = 256, layers = 16;
+  int slices = 32;
   std::int64_t step = 16;  // granularity of lengths, and no less than one token per slice
 
   std::int64_t cap() const { return cap_mib << 20; }
 };
 
-/// The parts of "schedule/offload/vocab".
-std::vector<std::string> parts_of(const std::string& run) {
-  std::vector<std::string> parts;
-  std::istringstream text(run);
-  for (std::string part; std::getline(text, part, '/');) parts.push_back(part);
-  return parts;
-}
-
 RunConfig config_of(const Options& options, const std::string& run, int slices,
                     std::int64_t length) {
-  RunConfig config = random_tokens_config(options.hidden, options.layers, length);
+  RunConfig config = options.config(length);
   const std::vector<std::string> parts = parts_of(run);
   config.pipeline.schedule = parts[0];
   if (parts.size() > 1) config.pipeline.offload = parts[1];
   if (parts.size() > 2) config.pipeline.vocab = parts[2];
-  config.pipeline.ranks = options.ranks;
   config.pipeline.slices = slices;
-  config.pipeline.microbatches = options.microbatches;
   return config;
 }
 
@@ -167,20 +161,10 @@ int main(int argc, char** argv) {
   app.add_option("--schedules", options.schedules,
                  "SCHEDULE[/OFFLOAD[/VOCAB]] to try; all schedules by default");
   app.add_option("--cap", options.cap_mib, "MiB of every rank")->capture_default_str();
-  app.add_option("--ranks", options.ranks)->capture_default_str();
-  app.add_option("--microbatches", options.microbatches)->capture_default_str();
   app.add_option("--slices", options.slices, "of schedules that know slices")
       ->capture_default_str();
-  app.add_option("--hidden", options.hidden)->capture_default_str();
-  app.add_option("--layers", options.layers)->capture_default_str();
   app.add_option("--step", options.step, "granularity of lengths, in tokens")
       ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  try {
-    sluice::bench::run(options);
-  } catch (const sluice::Error& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return 1;
-  }
-  return 0;
+  options.add_to(app);
+  return sluice::bench::run_program(app, argc, argv, [&] { sluice::bench::run(options); });
 }

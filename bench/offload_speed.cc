@@ -12,31 +12,29 @@
 #include <utility>
 #include <vector>
 
-#include "bench/step_runner.h"
+#include "bench/bench_program.h"
 #include "sluice/common/errors.h"
 
 namespace sluice::bench {
 namespace {
 
-struct Options {
+struct Options : TurnSizes {
+  Options() { steps = 5; }
   std::vector<std::string> runs = {"po", "po/half", "po/full"};
   std::string tier = "host", folder = ".";
-  int ranks = 2, microbatches = 8, chunks = 2, steps = 5;
-  std::int64_t hidden = 512, layers = 8, length = 512;
+  int chunks = 2;
   double ratio = 0.0;  // k that the link is slowed down to; 0: as fast as it goes
 };
 
 /// "schedule[/offload]".
 RunConfig config_of(const Options& options, const std::string& run) {
-  RunConfig config = random_tokens_config(options.hidden, options.layers, options.length);
-  const std::size_t slash = run.find('/');
-  config.pipeline.schedule = run.substr(0, slash);
-  if (slash != std::string::npos) config.pipeline.offload = run.substr(slash + 1);
+  RunConfig config = options.config(options.length);
+  const std::vector<std::string> parts = parts_of(run);
+  config.pipeline.schedule = parts[0];
+  if (parts.size() > 1) config.pipeline.offload = parts[1];
   config.pipeline.offload_tier = options.tier;
   config.pipeline.offload_dir = options.folder;
-  config.pipeline.ranks = options.ranks;
   config.pipeline.chunks = options.chunks;
-  config.pipeline.microbatches = options.microbatches;
   return config;
 }
 
@@ -137,17 +135,12 @@ void run(const Options& options) {
       if (store) store = std::make_unique<SlowStore>(std::move(store), speeds.rates.out);
     }
   }
-  // In turns, so that what else happens on the machine meets all of them; the first round warms up.
-  for (int step = 0; step <= options.steps; ++step) {
-    for (Run& each : runs) {
-      const double seconds = each.runner->train(1).front();
-      if (step == 0) continue;
-      each.seconds.push_back(seconds);
-      for (const CopyCounters& copies : each.runner->copies()) {
-        each.copy_seconds += copies.processor_seconds;
-      }
+  take_turns(runs, options.steps, [](Run& each, double seconds) {
+    each.seconds.push_back(seconds);
+    for (const CopyCounters& copies : each.runner->copies()) {
+      each.copy_seconds += copies.processor_seconds;
     }
-  }
+  });
   fmt::print(
       "# Offload: what it costs and saves\n\n{} ranks, {} chunks, hidden {}, {} layers, sequence "
       "{}, {} microbatches of one sequence, fp32; tier {} at {:.2f} GB/s out and {:.2f} in a rank; "
@@ -160,13 +153,13 @@ void run(const Options& options) {
       options.steps);
   double base_least = 0.0, base_median = 0.0, base_simulated = 0.0;
   for (Run& each : runs) {
-    std::sort(each.seconds.begin(), each.seconds.end());
-    const double least = each.seconds.front(), median = each.seconds[each.seconds.size() / 2];
+    const double least = *std::min_element(each.seconds.begin(), each.seconds.end());
+    const double middle = median(each.seconds);
     const Simulation& prediction = each.runner->plan().prediction;
     const auto simulated = static_cast<double>(prediction.bubble.makespan);
     if (base_least == 0.0) {
       base_least = least;
-      base_median = median;
+      base_median = middle;
       base_simulated = simulated;
     }
     std::int64_t peak = 0, planned = 0, sum = 0, away = 0;
@@ -179,7 +172,7 @@ void run(const Options& options) {
     fmt::print(
         "| {} | {:.3f} | {:.3f} | {:.3f} | {:.3f} | {:.4f} | {:.3f} | {:.1f} | {:.1f} | "
         "{:.1f} | {:.1f} |\n",
-        each.name, least, least / base_least, median, median / base_median,
+        each.name, least, least / base_least, middle, middle / base_median,
         simulated / base_simulated, each.copy_seconds / options.steps, mebibytes(peak),
         mebibytes(planned), mebibytes(sum), mebibytes(away));
   }
@@ -198,19 +191,7 @@ int main(int argc, char** argv) {
   app.add_option("--ratio", options.ratio,
                  "slow the link down to this k; 0: as fast as the tier goes")
       ->capture_default_str();
-  app.add_option("--ranks", options.ranks)->capture_default_str();
   app.add_option("--chunks", options.chunks)->capture_default_str();
-  app.add_option("--microbatches", options.microbatches)->capture_default_str();
-  app.add_option("--hidden", options.hidden)->capture_default_str();
-  app.add_option("--layers", options.layers)->capture_default_str();
-  app.add_option("--length", options.length, "tokens of a sequence")->capture_default_str();
-  app.add_option("--steps", options.steps, "measured steps of each run")->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  try {
-    sluice::bench::run(options);
-  } catch (const sluice::Error& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return 1;
-  }
-  return 0;
+  options.add_to(app);
+  return sluice::bench::run_program(app, argc, argv, [&] { sluice::bench::run(options); });
 }

@@ -10,35 +10,29 @@
 #include <string>
 #include <vector>
 
-#include "bench/step_runner.h"
+#include "bench/bench_program.h"
 #include "sluice/common/errors.h"
 
 namespace sluice::bench {
 namespace {
 
-struct Options {
+struct Options : TurnSizes {
+  Options() {
+    microbatches = 4;
+    length = 4096;
+  }
   std::vector<std::string> runs = {"1f1b", "slimpipe/8", "slimpipe/8/balanced"};
-  int ranks = 2, microbatches = 4, steps = 3;
-  std::int64_t hidden = 512, layers = 8, length = 4096;
   std::string costs_path;  // empty: not written
 };
 
 /// "schedule[/slices[/exchange]]".
 RunConfig config_of(const Options& options, const std::string& run) {
-  RunConfig config = random_tokens_config(options.hidden, options.layers, options.length);
-  const std::size_t first = run.find('/');
-  const std::size_t second = first == std::string::npos ? first : run.find('/', first + 1);
-  config.pipeline.schedule = run.substr(0, first);
-  if (first != std::string::npos) config.pipeline.slices = std::stoi(run.substr(first + 1));
-  if (second != std::string::npos) config.pipeline.exchange = run.substr(second + 1);
-  config.pipeline.ranks = options.ranks;
-  config.pipeline.microbatches = options.microbatches;
+  RunConfig config = options.config(options.length);
+  const std::vector<std::string> parts = parts_of(run);
+  config.pipeline.schedule = parts[0];
+  if (parts.size() > 1) config.pipeline.slices = std::stoi(parts[1]);
+  if (parts.size() > 2) config.pipeline.exchange = parts[2];
   return config;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 struct Run {
@@ -90,14 +84,10 @@ void run(const Options& options) {
   for (const std::string& name : options.runs) {
     runs.push_back({name, std::make_unique<StepRunner>(config_of(options, name)), {}, 0.0});
   }
-  // In turns, so that what else happens on the machine meets all of them; the first round warms up.
-  for (int step = 0; step <= options.steps; ++step) {
-    for (Run& each : runs) {
-      const double seconds = each.runner->train(1).front();
-      if (step > 0) each.seconds.push_back(seconds);
-      each.bubble = measured_bubble(each.runner->timeline());
-    }
-  }
+  take_turns(runs, options.steps, [](Run& each, double seconds) {
+    each.seconds.push_back(seconds);
+    each.bubble = measured_bubble(each.runner->timeline());
+  });
   const double tokens = static_cast<double>(options.length * options.microbatches);
   const double base_seconds = median(runs.front().seconds);
   const auto base_peak = static_cast<double>(runs.front().runner->activation_peak());
@@ -131,20 +121,8 @@ int main(int argc, char** argv) {
   sluice::bench::Options options;
   CLI::App app("Speed and activation memory of schedules with and without slices.");
   app.add_option("--runs", options.runs, "SCHEDULE[/SLICES[/EXCHANGE]]; the first is the base");
-  app.add_option("--ranks", options.ranks)->capture_default_str();
-  app.add_option("--microbatches", options.microbatches)->capture_default_str();
-  app.add_option("--hidden", options.hidden)->capture_default_str();
-  app.add_option("--layers", options.layers)->capture_default_str();
-  app.add_option("--length", options.length, "tokens of a sequence")->capture_default_str();
   app.add_option("--costs", options.costs_path,
                  "file for what each slice of the last run takes on rank 0, for sluice simulate");
-  app.add_option("--steps", options.steps, "measured steps of each run")->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  try {
-    sluice::bench::run(options);
-  } catch (const sluice::Error& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return 1;
-  }
-  return 0;
+  options.add_to(app);
+  return sluice::bench::run_program(app, argc, argv, [&] { sluice::bench::run(options); });
 }

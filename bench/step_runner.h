@@ -20,24 +20,6 @@
 
 namespace sluice::bench {
 
-/// A Llama of heads of 64 on sequences of random bytes, one to a microbatch; the pipeline is as in
-/// a RunConfig nobody changed, layers spread evenly.
-inline RunConfig random_tokens_config(std::int64_t hidden, std::int64_t layers,
-                                      std::int64_t length) {
-  RunConfig config;
-  config.model.vocab_size = 256;
-  config.model.hidden_size = hidden;
-  config.model.intermediate_size = hidden * 11 / 4;
-  config.model.num_hidden_layers = layers;
-  config.model.num_attention_heads = hidden / 64;
-  config.model.num_key_value_heads = hidden / 64;
-  config.data.paths = {"random"};
-  config.data.sequence_length = length;
-  config.pipeline.layers = "uniform";
-  config.pipeline.microbatch_size = 1;
-  return config;
-}
-
 /// The model of one configuration on rank threads, and what a step of it gives and takes.
 class StepRunner {
  public:

@@ -8,30 +8,27 @@
 #include <string>
 #include <vector>
 
-#include "bench/step_runner.h"
+#include "bench/bench_program.h"
 #include "sluice/common/errors.h"
 
 namespace sluice::bench {
 namespace {
 
-struct Options {
+struct Options : TurnSizes {
   std::vector<std::string> runs = {"last/uniform", "last/auto", "parallel-2/uniform"};
   std::string schedule = "1f1b", keep = "auto";
-  int ranks = 2, microbatches = 8, steps = 3;
-  std::int64_t hidden = 512, layers = 8, length = 512, vocabulary = 32000;
+  std::int64_t vocabulary = 32000;
 };
 
 /// "vocab[/layers]".
 RunConfig config_of(const Options& options, const std::string& run) {
-  RunConfig config = random_tokens_config(options.hidden, options.layers, options.length);
+  RunConfig config = options.config(options.length);
   config.model.vocab_size = options.vocabulary;
-  const std::size_t slash = run.find('/');
-  config.pipeline.vocab = run.substr(0, slash);
-  if (slash != std::string::npos) config.pipeline.layers = run.substr(slash + 1);
+  const std::vector<std::string> parts = parts_of(run);
+  config.pipeline.vocab = parts[0];
+  if (parts.size() > 1) config.pipeline.layers = parts[1];
   config.pipeline.vocab_keep = options.keep;
   config.pipeline.schedule = options.schedule;
-  config.pipeline.ranks = options.ranks;
-  config.pipeline.microbatches = options.microbatches;
   return config;
 }
 
@@ -75,13 +72,8 @@ void run(const Options& options) {
   for (const std::string& name : options.runs) {
     runs.push_back({name, std::make_unique<StepRunner>(config_of(options, name))});
   }
-  // In turns, so that what else happens on the machine meets all of them; the first round warms up.
-  for (int step = 0; step <= options.steps; ++step) {
-    for (Run& each : runs) {
-      const double seconds = each.runner->train(1).front();
-      if (step > 0) each.seconds = std::min(each.seconds, seconds);
-    }
-  }
+  take_turns(runs, options.steps,
+             [](Run& each, double seconds) { each.seconds = std::min(each.seconds, seconds); });
   const double tokens = static_cast<double>(options.length * options.microbatches);
   fmt::print(
       "{} ranks, {}, hidden {}, {} layers, sequence {}, vocabulary {}, {} microbatches of one "
@@ -120,18 +112,6 @@ int main(int argc, char** argv) {
   app.add_option("--schedule", options.schedule)->capture_default_str();
   app.add_option("--vocabulary", options.vocabulary)->capture_default_str();
   app.add_option("--keep", options.keep, "pipeline.vocab_keep")->capture_default_str();
-  app.add_option("--ranks", options.ranks)->capture_default_str();
-  app.add_option("--microbatches", options.microbatches)->capture_default_str();
-  app.add_option("--hidden", options.hidden)->capture_default_str();
-  app.add_option("--layers", options.layers)->capture_default_str();
-  app.add_option("--length", options.length, "tokens of a sequence")->capture_default_str();
-  app.add_option("--steps", options.steps, "measured steps of each run")->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  try {
-    sluice::bench::run(options);
-  } catch (const sluice::Error& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return 1;
-  }
-  return 0;
+  options.add_to(app);
+  return sluice::bench::run_program(app, argc, argv, [&] { sluice::bench::run(options); });
 }
