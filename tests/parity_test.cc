@@ -21,6 +21,7 @@
 #include "sluice/runtime/rank_thread.h"
 #include "sluice/schedule/registry.h"
 #include "sluice/train/pipeline_step.h"
+#include "tests/small_training_for_tests.h"
 
 namespace sluice {
 namespace {
@@ -29,20 +30,6 @@ constexpr int kLayers = 17;  // one more than the stages of 8 ranks with two chu
 constexpr std::int64_t kSequences = 2;
 constexpr std::int64_t kTokens = 5;
 constexpr std::uint64_t kSeed = 11;
-
-ModelConfig small_model(DType dtype, bool tied, std::int64_t kv_heads = 2) {
-  ModelConfig config;
-  config.vocab_size = 23;
-  config.hidden_size = 16;
-  config.intermediate_size = 20;
-  config.num_hidden_layers = kLayers;
-  config.num_attention_heads = 4;
-  config.num_key_value_heads = kv_heads;
-  config.tie_word_embeddings = tied;
-  config.initializer_range = 0.3;  // large enough that every layer matters in the loss
-  config.dtype = dtype;
-  return config;
-}
 
 /// Layers spread unevenly: the rest goes to the middle stages.
 Layout uneven_layout(int num_stages) {
@@ -81,11 +68,6 @@ StepBatch random_batch(int num_microbatches, std::int64_t tokens = kTokens) {
   return batch;
 }
 
-double relative_error(const at::Tensor& got, const at::Tensor& wanted) {
-  const double scale = wanted.abs().max().item<double>();
-  return (got - wanted).abs().max().item<double>() / std::max(scale, 1e-30);
-}
-
 /// Loss and gradients of the whole batch, unsplit, under autograd.
 ReferenceResult reference(const ModelConfig& config, const NamedTensors& weights,
                           const StepBatch& batch) {
@@ -110,31 +92,11 @@ Trained train(const ModelConfig& config, const Program& program, const StepBatch
   run_ranks(step_transports, [&](Transport& transport) {
     RankModel& model = *ranks[static_cast<std::size_t>(transport.rank())];
     Engine engine(program, model.stages(), transport, model.ledger());
-    for (int step = 1; step <= num_steps; ++step) {
-      engine.run(batch, [&](const std::vector<LossSum>& losses) {
-        double sum = 0.0;
-        for (const LossSum& loss : losses) sum += loss.cross_entropy;
-        const auto update = model.update(transport, {}, 1e-2, 0.5, step, {sum});
-        if (transport.rank() == 0) {
-          double total = 0.0;
-          for (const auto& share : update.shared) total += share[0];
-          result.losses.push_back(total);
-          result.losses.push_back(update.gradient_norm);
-        }
-      });
-    }
+    const auto losses = train_steps(engine, model, transport, batch, num_steps);
+    if (transport.rank() == 0) result.losses = losses;
   });
   result.weights = copy_weights(ranks);
   return result;
-}
-
-void expect_same_bits(const NamedTensors& got, const NamedTensors& wanted) {
-  ASSERT_EQ(got.size(), wanted.size());
-  for (const auto& [name, tensor] : wanted) {
-    ASSERT_TRUE(got.contains(name)) << name;
-    EXPECT_TRUE(at::equal(got.at(name), tensor))
-        << name << " differs by " << relative_error(got.at(name), tensor);
-  }
 }
 
 void expect_close(const StepOutcome& got, const ReferenceResult& wanted, double bound) {
@@ -160,7 +122,7 @@ const Plain& plain_run(bool tied, int num_microbatches, int slices = 1,
   static std::map<std::tuple<bool, int, int>, Plain> runs;
   const auto [entry, fresh] = runs.try_emplace({tied, num_microbatches, slices});
   if (fresh) {
-    const ModelConfig config = small_model(DType::kFloat64, tied);
+    const ModelConfig config = small_config(kLayers, tied, DType::kFloat64);
     const StepBatch batch = random_batch(num_microbatches, tokens);
     const Program program = lower(
         make_schedule("1f1b", {.ranks = 1, .microbatches = num_microbatches, .slices = slices}));
@@ -199,7 +161,7 @@ TEST_P(Parity, AgreesWithAutogradAndGivesTheSameBitsForEveryRankCount) {
       }
       const Program program = lower(schedule);
       ASSERT_TRUE(verify(program).empty());
-      const ModelConfig config = small_model(DType::kFloat64, tied);
+      const ModelConfig config = small_config(kLayers, tied, DType::kFloat64);
       const StepBatch batch = random_batch(m);
       const Trained got = train(config, program, batch, 5);
       if (HasFatalFailure()) return;
@@ -217,7 +179,7 @@ TEST_P(Parity, AgreesWithAutogradInSinglePrecision) {
   const auto& [name, tied] = GetParam();
   const int ranks = name == "1f1b" ? 3 : 4;
   const int m = 2 * ranks + 1;
-  const ModelConfig config = small_model(DType::kFloat32, tied);
+  const ModelConfig config = small_config(kLayers, tied, DType::kFloat32);
   const StepBatch batch = random_batch(m);
   const Program program = lower(make_schedule(name, {.ranks = ranks, .microbatches = m}));
   const Trained got = train(config, program, batch, 2);
@@ -287,7 +249,7 @@ TEST_P(SlicedParity, AgreesWithTheUnslicedModelAndGivesTheSameBitsForEveryRankCo
     ++num_run;
     const Program program = lower(schedule);
     ASSERT_TRUE(verify(program).empty());
-    ModelConfig config = small_model(DType::kFloat64, c.tied);
+    ModelConfig config = small_config(kLayers, c.tied, DType::kFloat64);
     config.recompute = c.recompute;
     const Trained got = train(config, program, random_batch(c.microbatches, kSlicedTokens), 1);
     if (HasFatalFailure()) return;
@@ -303,7 +265,7 @@ TEST_P(SlicedParity, AgreesWithTheUnslicedModelAndGivesTheSameBitsForEveryRankCo
 TEST_P(SlicedParity, AgreesWithTheUnslicedModelInSinglePrecision) {
   const auto& [name, slices] = GetParam();
   const int ranks = 3, m = 3;
-  const ModelConfig config = small_model(DType::kFloat32, true);
+  const ModelConfig config = small_config(kLayers, true, DType::kFloat32);
   const StepBatch batch = random_batch(m, kSlicedTokens);
   const Trained got = train(
       config,
@@ -330,7 +292,8 @@ TEST_P(ExchangeParity, GivesTheSameBitsInEveryMode) {
   const StepBatch batch = random_batch(kMicrobatches, 2 * kSlices);
   for (const DType dtype : {DType::kFloat32, DType::kFloat64}) {
     for (const std::int64_t kv_heads : {1, 2}) {  // halves are rows, or heads
-      ModelConfig config = small_model(dtype, /*tied=*/true, kv_heads);
+      ModelConfig config = small_config(kLayers, /*tied=*/true, dtype);
+      config.num_key_value_heads = kv_heads;
       const Trained plain =
           train(config,
                 lower(make_schedule(

@@ -13,29 +13,9 @@ import tempfile
 import time
 import unittest
 
+from small_run import CONFIG, write_corpus
+
 SLUICE = ""
-CONFIG = """
-[model]
-vocab_size = 256
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 4
-num_attention_heads = 4
-num_key_value_heads = 2
-[data]
-sequence_length = 32
-validation_fraction = 0.2
-[pipeline]
-schedule = "zb-1p"
-ranks = 2
-microbatches = 4
-microbatch_size = 2
-[train]
-steps = 6
-warmup_steps = 2
-eval_every = 3
-checkpoint_every = 3
-"""
 
 
 class Train(unittest.TestCase):
@@ -44,9 +24,7 @@ class Train(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name)
         corpus = self.root / "corpus"
-        corpus.mkdir()
-        for i in range(8):
-            (corpus / f"{i}.txt").write_text(f"file {i} says this again and again\n" * 60)
+        write_corpus(corpus)
         self.run_dir = self.root / "run"
         self.config = self.root / "config.toml"
         self.config.write_text(CONFIG)

@@ -27,27 +27,13 @@
 #include "sluice/sim/offload_schedule.h"
 #include "sluice/sim/vocab_plan.h"
 #include "sluice/train/pipeline_step.h"
+#include "tests/small_training_for_tests.h"
 
 namespace sluice {
 namespace {
 
 constexpr std::uint64_t kSeed = 11;
 constexpr std::int64_t kVocab = 23;
-
-ModelConfig small_model(bool tied) {
-  ModelConfig config;
-  config.vocab_size = kVocab;
-  config.hidden_size = 16;
-  config.intermediate_size = 20;
-  config.num_hidden_layers = 9;
-  config.num_attention_heads = 4;
-  config.num_key_value_heads = 2;
-  config.tie_word_embeddings = tied;
-  config.initializer_range = 0.3;
-  config.dtype = DType::kFloat64;
-  return config;
-}
-
 constexpr std::int64_t kTokens = 5;
 constexpr std::int64_t kSlicedTokens = 12;
 
@@ -111,34 +97,11 @@ Trained train(const ModelConfig& config, const Program& program, const StepBatch
     RankModel& model = *ranks[static_cast<std::size_t>(transport.rank())];
     Engine engine(program, model.stages(), transport, model.ledger(), {},
                   {.layers = model.vocabulary(), .keep_probabilities = keep_probabilities});
-    for (int step = 1; step <= 2; ++step) {
-      engine.run(batch, [&](const std::vector<LossSum>& losses) {
-        double sum = 0.0;
-        for (const LossSum& loss : losses) sum += loss.cross_entropy;
-        const auto update = model.update(transport, {}, 1e-2, 0.5, step, {sum});
-        if (transport.rank() != 0) return;
-        double total = 0.0;
-        for (const auto& share : update.shared) total += share[0];
-        result.losses.push_back(total);
-        result.losses.push_back(update.gradient_norm);
-      });
-    }
+    const auto losses = train_steps(engine, model, transport, batch, 2);
+    if (transport.rank() == 0) result.losses = losses;
   });
   result.weights = copy_weights(ranks);
   return result;
-}
-
-double relative_error(const at::Tensor& got, const at::Tensor& wanted) {
-  const double scale = wanted.abs().max().item<double>();
-  return (got - wanted).abs().max().item<double>() / std::max(scale, 1e-30);
-}
-
-void expect_same_bits(const NamedTensors& got, const NamedTensors& wanted) {
-  ASSERT_EQ(got.size(), wanted.size());
-  for (const auto& [name, tensor] : wanted) {
-    ASSERT_TRUE(got.contains(name)) << name;
-    EXPECT_TRUE(at::equal(got.at(name), tensor)) << name;
-  }
 }
 
 // The oracle starts from the weights of an unsplit, unsharded model.
@@ -174,7 +137,7 @@ class VocabParity : public ::testing::TestWithParam<std::tuple<VocabForm, bool>>
 
 TEST_P(VocabParity, OfEveryScheduleIsThatOfAutogradAndOf1F1BOnTheSameRanks) {
   const auto& [form, tied] = GetParam();
-  const ModelConfig config = small_model(tied);
+  const ModelConfig config = small_config(/*num_layers=*/9, tied, DType::kFloat64);
   const int ranks = tied ? 3 : 4;
   const int m = ranks + 2;
   const StepBatch batch = random_batch(m);
@@ -195,7 +158,7 @@ TEST_P(VocabParity, OfEveryScheduleIsThatOfAutogradAndOf1F1BOnTheSameRanks) {
 
 TEST_P(VocabParity, HoldsForAnyNumberOfRanksAndForOneMicrobatch) {
   const auto& [form, tied] = GetParam();
-  const ModelConfig config = small_model(tied);
+  const ModelConfig config = small_config(/*num_layers=*/9, tied, DType::kFloat64);
   for (const int m : {1, 4}) {
     const StepBatch batch = random_batch(m, /*ignore_whole_microbatch=*/true);
     const ReferenceResult wanted = reference(config, batch);
@@ -212,7 +175,7 @@ TEST_P(VocabParity, HoldsForAnyNumberOfRanksAndForOneMicrobatch) {
 // On one rank a shard is the whole layer, which vocab_shard_test.cc holds against autograd.
 TEST_P(VocabParity, HoldsForEveryOptionOfTheLoss) {
   const auto& [form, tied] = GetParam();
-  const ModelConfig config = small_model(tied);
+  const ModelConfig config = small_config(/*num_layers=*/9, tied, DType::kFloat64);
   StepBatch batch = random_batch(3, /*ignore_whole_microbatch=*/true);
   const Program one = lower(planned("1f1b", 1, 3, form));
   const Program three = lower(planned("v-half", 3, 3, form));
@@ -241,7 +204,7 @@ TEST_P(VocabParity, HoldsForEveryOptionOfTheLoss) {
 
 TEST_P(VocabParity, HoldsForValidation) {
   const auto& [form, tied] = GetParam();
-  const ModelConfig config = small_model(tied);
+  const ModelConfig config = small_config(/*num_layers=*/9, tied, DType::kFloat64);
   const StepBatch batch = random_batch(4);
   const ReferenceResult wanted = reference(config, batch);
   const Program program = lower(forward_only(planned("interleaved", 3, 4, form)));
@@ -275,7 +238,7 @@ class SlicedVocabParity : public VocabParity {};
 TEST_P(SlicedVocabParity, HoldsTogetherWithOffloadAndExchange) {
   const auto& [form, tied] = GetParam();
   constexpr int kRanks = 3, kMicrobatches = 2, kSlices = 6;
-  const ModelConfig config = small_model(tied);
+  const ModelConfig config = small_config(/*num_layers=*/9, tied, DType::kFloat64);
   const StepBatch batch = random_batch(kMicrobatches, true, kSlicedTokens);
   const ReferenceResult wanted = reference(config, batch);
   const Trained plain =

@@ -6,31 +6,12 @@ Used by command_test.py and kill_ranks.py.
 import os
 import pathlib
 import subprocess
+import sys
 import threading
 import time
 
-CONFIG = """
-[model]
-vocab_size = 256
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 4
-num_attention_heads = 4
-num_key_value_heads = 2
-[data]
-sequence_length = 32
-validation_fraction = 0.2
-[pipeline]
-schedule = "zb-1p"
-ranks = 2
-microbatches = 4
-microbatch_size = 2
-[train]
-steps = 6
-warmup_steps = 2
-eval_every = 3
-checkpoint_every = 2
-"""
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+import small_run  # pylint: disable=wrong-import-position
 
 
 class Setup:
@@ -39,15 +20,13 @@ class Setup:
     def __init__(self, sluice, mpirun, root):
         self.sluice, self.mpirun, self.root = sluice, mpirun, pathlib.Path(root)
         corpus = self.root / "corpus"
-        corpus.mkdir()
-        for i in range(8):
-            (corpus / f"{i}.txt").write_text(f"file {i} says this again and again\n" * 60)
+        small_run.write_corpus(corpus)
         self.config = self.root / "config.toml"
-        self.config.write_text(CONFIG)
+        self.config.write_text(small_run.CONFIG)
 
     def arguments(self, run, *more):
         return ["train", str(self.config), "--set", f'data.paths=["{self.root / "corpus"}"]',
-                "--set", f'run.dir="{self.root / run}"', *more]
+                "--set", f'run.dir="{self.root / run}"', "--set", "train.checkpoint_every=2", *more]
 
     def job(self, processes, run, *more):
         """The command line of a job."""

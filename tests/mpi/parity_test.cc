@@ -19,33 +19,21 @@
 #include "sluice/runtime/rank_thread.h"
 #include "sluice/schedule/registry.h"
 #include "sluice/train/pipeline_step.h"
+#include "tests/small_training_for_tests.h"
 
 namespace sluice {
 namespace {
 
 std::unique_ptr<MpiSession> session;
 
-constexpr int kSteps = 2;
+constexpr int kSteps = 2, kLayers = 16;
 constexpr std::int64_t kSequences = 2, kTokens = 6;
-
-ModelConfig small_model(bool tied) {
-  ModelConfig config;
-  config.vocab_size = 23;
-  config.hidden_size = 16;
-  config.intermediate_size = 20;
-  config.num_hidden_layers = 16;
-  config.num_attention_heads = 4;
-  config.num_key_value_heads = 2;
-  config.tie_word_embeddings = tied;
-  config.initializer_range = 0.3;
-  return config;
-}
 
 Layout even_layout(int num_stages) {
   Layout layout;
   int first = 0;
   for (int stage = 0; stage < num_stages; ++stage) {
-    const int end = 16 * (stage + 1) / num_stages;
+    const int end = kLayers * (stage + 1) / num_stages;
     layout.push_back({first, end - first, stage == 0, stage + 1 == num_stages});
     first = end;
   }
@@ -78,24 +66,18 @@ void train(const Program& program, RankModel& model, Transport& transport, bool 
   if (only_ends_read && program.placement.rank_of(0) != rank) batch.tokens_BT.clear();
   model.spread_tied(transport);
   Engine engine(program, model.stages(), transport, model.ledger());
-  for (int step = 1; step <= kSteps; ++step) {
-    engine.run(batch, [&](const std::vector<LossSum>& losses) {
-      double sum = 0.0;
-      for (const LossSum& loss : losses) sum += loss.cross_entropy;
-      const auto update = model.update(transport, {}, 1e-2, 0.5, step, {sum});
-      double total = 0.0;
-      for (const auto& share : update.shared) total += share[0];
-      trained.losses.push_back(total);
-      trained.losses.push_back(update.gradient_norm);
-    });
-  }
+  trained.losses = train_steps(engine, model, transport, batch, kSteps);
   for (const TrainedParameter& one : model.trained()) {
     trained.weights[one.parameter->spec.name] = one.parameter->value.clone();
   }
 }
 
 RankModel make_model(const Program& program, bool tied, int rank) {
-  return {small_model(tied), even_layout(program.num_stages()), program.placement, rank, at::kCPU,
+  return {small_config(kLayers, tied),
+          even_layout(program.num_stages()),
+          program.placement,
+          rank,
+          at::kCPU,
           /*seed=*/11};
 }
 

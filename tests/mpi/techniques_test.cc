@@ -24,6 +24,7 @@
 #include "sluice/sim/offload_schedule.h"
 #include "sluice/sim/vocab_plan.h"
 #include "sluice/train/rank_model.h"
+#include "tests/small_training_for_tests.h"
 
 namespace sluice {
 namespace {
@@ -32,19 +33,6 @@ std::unique_ptr<MpiSession> session;
 
 constexpr int kSteps = 2, kMicrobatches = 2, kSlices = 8;
 constexpr std::int64_t kSequences = 2, kTokens = 2 * kSlices, kVocab = 23;
-
-ModelConfig small_model() {
-  ModelConfig config;
-  config.vocab_size = kVocab;
-  config.hidden_size = 16;
-  config.intermediate_size = 20;
-  config.num_hidden_layers = 16;
-  config.num_attention_heads = 4;
-  config.num_key_value_heads = 2;
-  config.tie_word_embeddings = true;
-  config.initializer_range = 0.3;
-  return config;
-}
 
 StepBatch random_batch() {
   StepBatch batch;
@@ -100,7 +88,7 @@ struct Trained {
 };
 
 Trained train(const Program& program, Transport& transport) {
-  const ModelConfig config = small_model();
+  const ModelConfig config = small_config(/*num_layers=*/16, /*tied=*/true);
   std::vector<int> rank_of_stage;
   for (int i = 0; i < program.num_stages(); ++i)
     rank_of_stage.push_back(program.placement.rank_of(i));
@@ -112,17 +100,7 @@ Trained train(const Program& program, Transport& transport) {
                 {.layers = model.vocabulary()});
   const StepBatch batch = random_batch();
   Trained trained;
-  for (int step = 1; step <= kSteps; ++step) {
-    engine.run(batch, [&](const std::vector<LossSum>& losses) {
-      double sum = 0.0;
-      for (const LossSum& loss : losses) sum += loss.cross_entropy;
-      const auto update = model.update(transport, {}, 1e-2, 0.5, step, {sum});
-      double total = 0.0;
-      for (const auto& share : update.shared) total += share[0];
-      trained.losses.push_back(total);
-      trained.losses.push_back(update.gradient_norm);
-    });
-  }
+  trained.losses = train_steps(engine, model, transport, batch, kSteps);
   for (const TrainedParameter& one : model.trained()) {
     trained.weights.push_back(one.parameter->value.clone());
   }
