@@ -31,7 +31,8 @@ def main():
     parser.add_argument("output")
     arguments = parser.parse_args()
     rows = read_rows(arguments.results)
-    plt.rcParams.update({"svg.hashsalt": "sluice", "font.size": 10, "font.family": "sans-serif"})
+    plt.rcParams.update({"svg.hashsalt": "sluice", "svg.fonttype": "none", "font.size": 10,
+                         "font.family": "sans-serif"})
     figure, axes = plt.subplots(figsize=(7.2, 0.27 * len(rows) + 0.9))
     colors = ["#2f6fb0" if slices > 1 else "#9aa5b1" for _, slices, _ in rows]
     bars = axes.barh([name for name, _, _ in rows], [tokens for *_, tokens in rows], color=colors)
