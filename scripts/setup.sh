@@ -20,6 +20,8 @@ if [ -z "${SLUICE_DEPS:-}" ]; then
     libfmt-dev libxxhash-dev libopenmpi-dev openmpi-bin)
 fi
 
+if [ "$python" = python3 ]; then packages+=(python3); fi
+
 fail() {
   echo "setup: $*" >&2
   exit 1
