@@ -17,7 +17,7 @@ want_torch=yes
 packages=(g++ cmake ninja-build ccache)
 if [ -z "${SLUICE_DEPS:-}" ]; then
   packages+=(libgtest-dev libbenchmark-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev
-    libfmt-dev libxxhash-dev libopenmpi-dev openmpi-bin)
+    libfmt-dev libxxhash-dev libopenmpi-dev openmpi-bin iproute2)
 fi
 
 if [ "$python" = python3 ]; then packages+=(python3); fi

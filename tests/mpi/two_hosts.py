@@ -10,6 +10,7 @@ Usage: two_hosts.py PATH_OF_SLUICE PATH_OF_MPIRUN
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -135,6 +136,9 @@ def main():
     setup_words = sys.argv[1:]
     if os.geteuid() != 0:
         print("skipped: only root can make network namespaces")
+        return SKIPPED
+    if shutil.which("ip") is None:
+        print("skipped: there is no `ip` here (iproute2)")
         return SKIPPED
     with tempfile.TemporaryDirectory() as folder:
         setup = Setup(*setup_words, folder)
