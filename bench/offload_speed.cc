@@ -98,7 +98,7 @@ Speeds measure_speeds(const Options& options) {
   } else {
     RunConfig copying = config;
     copying.pipeline.offload = "full";
-    speeds.rates = measure_copy_rates(copying.pipeline);
+    speeds.rates = measure_copy_rates(copying.pipeline, options.ranks);
   }
   return speeds;
 }

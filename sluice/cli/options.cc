@@ -13,8 +13,11 @@
 #include "sluice/cli/files.h"
 #include "sluice/cli/numbers.h"
 #include "sluice/common/errors.h"
+#include "sluice/program/lower.h"
+#include "sluice/schedule/offload.h"
 #include "sluice/schedule/registry.h"
 #include "sluice/sim/cost_file.h"
+#include "sluice/sim/exchange_cost.h"
 #include "sluice/sim/offload_schedule.h"
 #include "sluice/sim/vocab_plan.h"
 
@@ -159,17 +162,22 @@ std::string describe_times(const ScheduleOptions& options, const CostFile& costs
                      times.backward_input[0], times.backward_weight[0]);
 }
 
-/// Copies are planned with the times of the costs, whether they were asked for or come with the
-/// schedule.
+/// Copies are planned with the times of the costs, and those that an attention exchange leaves,
+/// whether they were asked for or come with the schedule.
 void add_offload(const ScheduleOptions& options, ResolvedSchedule& resolved) {
   const std::string& amount =
       options.offload.empty() ? find_schedule(options.name).offload : options.offload;
   const OffloadAmount parsed = parse_offload("--offload", amount, resolved.schedule.placement);
   set_offload_ratio(resolved.cost, options.offload_ratio);
+  resolved.schedule = without_offload(std::move(resolved.schedule));
+  if (parsed.num_chunks == 0) return;
+  ExchangePlan exchange;
+  if (resolved.exchange != ExchangeMode::kNone && resolved.cost.can_move_attention()) {
+    exchange = plan_exchange(lower(resolved.schedule), resolved.exchange,
+                             exchange_costs(resolved.cost), resolved.cost.link);
+  }
   resolved.schedule =
-      parsed.num_chunks == 0
-          ? without_offload(std::move(resolved.schedule))
-          : offload_schedule(resolved.schedule, resolved.cost, parsed, 0.0).schedule;
+      offload_schedule(resolved.schedule, resolved.cost, parsed, 0.0, {}, exchange).schedule;
 }
 
 }  // namespace

@@ -193,7 +193,7 @@ void report_result(const Trainer& trainer, const TrainResult& result,
     print("\nmemory, peak of all steps\n" +
           show_memory(compare_memory(plan.prediction.memory, result.memory)));
   }
-  const Simulation again = simulate(plan.program, measured_costs(result.measured, plan.program),
+  const Simulation again = simulate(result.program, measured_costs(result.measured, result.program),
                                     {.record_timeline = true});
   print(fmt::format("\ntime of step {}, predicted from its own passes\n", result.measured_step) +
         show_times(compare_times(again.timeline, passes_only(result.measured))));

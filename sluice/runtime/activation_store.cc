@@ -196,6 +196,7 @@ struct ActivationStore::Impl {
     advance(out, ActivationState::kLeaving, ActivationState::kAway);
     ++counters.num_out;
     counters.num_bytes_out += num_bytes;
+    counters.seconds_out += 1e-9 * static_cast<double>(end - begin);
     spans.push_back({ActionKind::kPass, Lane::kCopyOut, -1, out, begin, end});
   }
 
@@ -221,6 +222,8 @@ struct ActivationStore::Impl {
     lock.lock();
     unit.held = true;
     bytes_away -= unit.num_bytes;
+    counters.num_bytes_in += unit.num_bytes;
+    counters.seconds_in += 1e-9 * static_cast<double>(end - begin);
     advance(copy.pass, ActivationState::kReturning, ActivationState::kPresent);
     spans.push_back({ActionKind::kPass, Lane::kCopyIn, -1, copy.pass, begin, end});
   }

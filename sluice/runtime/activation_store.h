@@ -28,6 +28,9 @@ enum class ActivationState : std::uint8_t {
 struct CopyCounters {
   std::int64_t num_out = 0;
   std::int64_t num_bytes_out = 0;
+  std::int64_t num_bytes_in = 0;
+  double seconds_out = 0.0;  // that copies took, by the clock
+  double seconds_in = 0.0;
   std::int64_t peak_bytes_away = 0;  // most that were out at once, what is being copied included
   double processor_seconds = 0.0;    // of the helper thread
 };

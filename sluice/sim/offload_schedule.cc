@@ -63,11 +63,17 @@ void set_offload_ratio(CostModel& cost, double ratio) {
 
 OffloadPlan offload_schedule(const Schedule& schedule, const CostModel& cost,
                              const OffloadAmount& amount, double slowdown,
-                             const std::vector<std::int64_t>& stage_bytes) {
+                             const std::vector<std::int64_t>& stage_bytes,
+                             const ExchangePlan& exchange) {
   const Schedule bare = without_offload(schedule);
   SimulateOptions options;
   options.record_timeline = true;
-  const Simulation without = simulate(lower(bare), cost, options);
+  const auto program_of = [&](const Schedule& some) {
+    Program program = lower(some);
+    program.exchange = exchange;
+    return program;
+  };
+  const Simulation without = simulate(program_of(bare), cost, options);
   const PassTimetable times = read_times(bare, without.timeline);
   OffloadCosts costs{.size = stage_bytes, .one_direction = cost.copies_one_direction};
   costs.message = cost.message_ticks;
@@ -88,7 +94,7 @@ OffloadPlan offload_schedule(const Schedule& schedule, const CostModel& cost,
     }
     // In the end without any copy, which delays nothing.
     OffloadPlan plan = plan_offload(bare, times, costs, stretch < 8.0 ? amount : OffloadAmount{});
-    const Simulation with = simulate(lower(plan.schedule), cost);
+    const Simulation with = simulate(program_of(plan.schedule), cost);
     if (static_cast<double>(with.bubble.makespan) <= allowed || stretch >= 8.0) return plan;
   }
 }

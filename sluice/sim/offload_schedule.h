@@ -18,10 +18,12 @@ void set_offload_ratio(CostModel& cost, double ratio);
 /// simulates it again. What was in it before is replaced. `stage_bytes` is what one D of each stage
 /// moves; empty: all alike. `slowdown` is the share by which the step may get longer: the link is
 /// planned to carry that much more. Should the step get longer than that, as unequal passes can
-/// make it, plans with longer copies until it does not. REQUIRES: validate(schedule) is empty; the
-/// cost model has the times of D and U.
+/// make it, plans with longer copies until it does not. With an attention exchange, one of the
+/// schedule without copies, passes take the times that it leaves them.
+/// REQUIRES: validate(schedule) is empty; the cost model has the times of D and U.
 OffloadPlan offload_schedule(const Schedule& schedule, const CostModel& cost,
                              const OffloadAmount& amount, double slowdown,
-                             const std::vector<std::int64_t>& stage_bytes = {});
+                             const std::vector<std::int64_t>& stage_bytes = {},
+                             const ExchangePlan& exchange = {});
 
 }  // namespace sluice

@@ -5,8 +5,10 @@
 
 #include "sluice/common/errors.h"
 #include "sluice/program/lower.h"
+#include "sluice/program/plan_exchange.h"
 #include "sluice/program/verify.h"
 #include "sluice/schedule/registry.h"
+#include "sluice/sim/exchange_cost.h"
 #include "sluice/sim/simulate.h"
 
 namespace sluice {
@@ -115,6 +117,28 @@ TEST(OffloadSchedule, CopiesOfARankTakeTurnsOnASharedLink) {
     }
     EXPECT_GT(num_copies, 0);
   }
+}
+
+TEST(OffloadSchedule, PlansWithTheTimesThatAnExchangeLeavesToThePasses) {
+  const Schedule schedule =
+      make_schedule("slimpipe", {.ranks = 4, .microbatches = 8, .chunks = 2, .slices = 8});
+  CostModel cost = cost_from_attention(1.0, 2.0, 0.0, schedule.placement, 8);
+  set_offload_ratio(cost, 0.8);
+  const ExchangePlan exchange =
+      plan_exchange(lower(schedule), ExchangeMode::kBalanced, exchange_costs(cost), cost.link);
+  ASSERT_FALSE(exchange.empty());
+  const auto time = [&](const Schedule& some) {
+    Program program = lower(some);
+    program.exchange = exchange;
+    EXPECT_TRUE(verify(program).empty());
+    return static_cast<double>(simulate(program, cost).bubble.makespan);
+  };
+  const OffloadAmount full = parse_offload("offload", "full", schedule.placement);
+  const OffloadPlan plan = offload_schedule(schedule, cost, full, 0.01, {}, exchange);
+  EXPECT_LE(time(plan.schedule), 1.01 * time(schedule));
+  for (const RankOffload& rank : plan.ranks) EXPECT_LT(rank.peak, rank.peak_before);
+  const OffloadPlan before = offload_schedule(schedule, cost, full, 0.01);
+  EXPECT_NE(plan.schedule.ranks, before.schedule.ranks) << "exchanged passes take other times";
 }
 
 TEST(OffloadSchedule, RefusesARatioThatIsNoTime) {

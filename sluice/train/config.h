@@ -45,6 +45,7 @@ struct PipelineConfig {
   std::string offload_tier = "host";
   std::string offload_dir;         // empty: the current folder
   double offload_slowdown = 0.01;  // how much longer a step may take for it
+  double offload_replan = 0.2;     // how far the first steps may be from what it was planned with
 
   friend bool operator==(const PipelineConfig&, const PipelineConfig&) = default;
 };

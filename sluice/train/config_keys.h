@@ -125,6 +125,10 @@ void visit_keys(Config& config, Visitor& visitor) {
   visitor.key("offload_dir", pipeline.offload_dir, TextRule{}, "folder of the disk tier");
   visitor.key("offload_slowdown", pipeline.offload_slowdown, RealRule{},
               "share by which a step may get longer for offload");
+  visitor.key(
+      "offload_replan", pipeline.offload_replan, RealRule{},
+      "share by which measured passes or copies may differ from the plan's before offload is "
+      "planned again");
 
   auto& parallel = config.parallel;
   visitor.section("parallel", "pipelines beside each other");

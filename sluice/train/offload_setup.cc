@@ -82,7 +82,7 @@ std::string offload_amount(const PipelineConfig& pipeline) {
   return pipeline.offload == "none" ? find_schedule(pipeline.schedule).offload : pipeline.offload;
 }
 
-CopyRates measure_copy_rates(const PipelineConfig& pipeline) {
+CopyRates measure_copy_rates(const PipelineConfig& pipeline, int num_ranks_here) {
   if (offload_amount(pipeline) == "none") return {};
   const std::string folder = folder_of(pipeline);
   require_folder(folder);
@@ -92,7 +92,7 @@ CopyRates measure_copy_rates(const PipelineConfig& pipeline) {
     slots.size.push_back(kProbeUnit);
   }
   slots.capacity = static_cast<std::int64_t>(kProbeUnits) * kProbeUnit;
-  const auto num_ranks = static_cast<std::size_t>(pipeline.ranks);
+  const auto num_ranks = static_cast<std::size_t>(num_ranks_here);
   std::vector<Probe> probes(num_ranks);
   for (Probe& probe : probes) {
     const std::vector<std::byte> bytes(static_cast<std::size_t>(kProbeUnit), std::byte{1});
@@ -123,24 +123,31 @@ CopyRates measure_copy_rates(const PipelineConfig& pipeline) {
   return slowest;
 }
 
-std::vector<std::unique_ptr<FarStore>> make_far_stores(
+std::vector<std::unique_ptr<FarStore>> make_stores_here(
     const PipelineConfig& pipeline, const Program& program,
-    const std::vector<std::int64_t>& stage_bytes) {
+    const std::vector<std::int64_t>& stage_bytes, int first_rank, int num_ranks) {
   const std::string folder = folder_of(pipeline);
   std::vector<OffloadSlots> slots;
   std::int64_t total = 0;
-  for (int rank = 0; rank < program.num_ranks(); ++rank) {
-    slots.push_back(plan_offload_slots(program, rank, stage_bytes, kFarAlignment));
+  for (int rank = first_rank; rank < first_rank + num_ranks; ++rank) {
+    slots.push_back(
+        plan_offload_slots(program, rank % program.num_ranks(), stage_bytes, kFarAlignment));
     total += slots.back().capacity;
   }
   std::vector<std::unique_ptr<FarStore>> stores(slots.size());
   if (total == 0) return stores;
   require_folder(folder);
   check_far_room(total, folder);
-  for (std::size_t rank = 0; rank < slots.size(); ++rank) {
-    if (slots[rank].capacity > 0) stores[rank] = make_store(slots[rank], folder);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i].capacity > 0) stores[i] = make_store(slots[i], folder);
   }
   return stores;
+}
+
+std::vector<std::unique_ptr<FarStore>> make_far_stores(
+    const PipelineConfig& pipeline, const Program& program,
+    const std::vector<std::int64_t>& stage_bytes) {
+  return make_stores_here(pipeline, program, stage_bytes, 0, program.num_ranks());
 }
 
 }  // namespace sluice

@@ -23,10 +23,10 @@ struct CopyRates {
 /// What the run copies out: pipeline.offload, or what the schedule does by itself.
 std::string offload_amount(const PipelineConfig& pipeline);
 
-/// Measures the tier of the config with all ranks at once, in about a tenth of a second for memory
-/// and up to a second for a disk. Nothing to measure: zeros.
-/// Throws: InvalidArgument when pipeline.offload_dir cannot be written or has no room.
-CopyRates measure_copy_rates(const PipelineConfig& pipeline);
+/// Measures the tier of the config with `num_ranks` ranks of this process at once, in about a tenth
+/// of a second for memory and up to a second for a disk. Nothing to measure: zeros. Throws:
+/// InvalidArgument when pipeline.offload_dir cannot be written or has no room.
+CopyRates measure_copy_rates(const PipelineConfig& pipeline, int num_ranks);
 
 /// One store per rank for the D passes of `program`; null where a rank has none. `stage_bytes`:
 /// what one D of each stage moves. Room for all ranks is checked first. Throws: InvalidArgument
@@ -34,5 +34,11 @@ CopyRates measure_copy_rates(const PipelineConfig& pipeline);
 std::vector<std::unique_ptr<FarStore>> make_far_stores(
     const PipelineConfig& pipeline, const Program& program,
     const std::vector<std::int64_t>& stage_bytes);
+
+/// The stores of the ranks first_rank to first_rank + num_ranks - 1 of a run, which are of one
+/// pipeline after the other. Throws: as make_far_stores().
+std::vector<std::unique_ptr<FarStore>> make_stores_here(
+    const PipelineConfig& pipeline, const Program& program,
+    const std::vector<std::int64_t>& stage_bytes, int first_rank, int num_ranks);
 
 }  // namespace sluice

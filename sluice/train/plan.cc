@@ -12,9 +12,9 @@
 #include "sluice/program/lower.h"
 #include "sluice/program/plan_exchange.h"
 #include "sluice/program/verify.h"
+#include "sluice/schedule/offload.h"
 #include "sluice/schedule/registry.h"
 #include "sluice/sim/exchange_cost.h"
-#include "sluice/sim/offload_schedule.h"
 #include "sluice/sim/vocab_plan.h"
 #include "sluice/trace/grid.h"
 
@@ -111,77 +111,6 @@ std::int64_t weight_size(DType dtype) {
 std::int64_t optimizer_bytes(std::int64_t num_elements, DType dtype) {
   const std::int64_t state_size = dtype == DType::kFloat64 ? 8 : 4;
   return num_elements * state_size * (dtype == DType::kBFloat16 ? 3 : 2);
-}
-
-std::int64_t count_moved(const OffloadPlan& plan) {
-  std::int64_t num_moved = 0;
-  for (const RankOffload& rank : plan.ranks) num_moved += rank.num_moved;
-  return num_moved;
-}
-
-// Whether copies that take no time would lower a peak.
-bool would_help(const RunPlan& plan, const OffloadAmount& amount,
-                const std::vector<std::int64_t>& bytes) {
-  CostModel free = plan.cost;
-  for (const PassKind kind : {PassKind::kOffload, PassKind::kReload}) {
-    std::fill(free.ticks[row(kind)].begin(), free.ticks[row(kind)].end(), 0);
-  }
-  return count_moved(offload_schedule(plan.schedule, free, amount, 0.0, bytes)) > 0;
-}
-
-// Puts the copies of pipeline.offload into the schedule, or those the schedule has by itself.
-void plan_copies(const RunConfig& config, const CopyRates& rates, RunPlan& plan) {
-  const PipelineConfig& pipeline = config.pipeline;
-  const std::string text = offload_amount(pipeline);
-  const OffloadAmount amount = parse_offload("pipeline.offload", text, plan.schedule.placement);
-  plan.schedule = without_offload(std::move(plan.schedule));
-  if (amount.num_chunks == 0) return;
-  const std::vector<std::int64_t> bytes = movable_bytes(plan.memory);
-  const auto ticks = [&](std::int64_t num_bytes, double rate) {
-    return rate <= 0.0 ? std::int64_t{1}
-                       : std::max<std::int64_t>(
-                             1, std::llround(static_cast<double>(num_bytes) / rate / kNanosecond));
-  };
-  double copying = 0.0;
-  double working = 0.0;
-  for (std::size_t stage = 0; stage < bytes.size(); ++stage) {
-    const std::int64_t out = ticks(bytes[stage], rates.out);
-    const std::int64_t in = ticks(bytes[stage], rates.in);
-    const Pass pass{.stage = static_cast<std::int32_t>(stage)};
-    copying += static_cast<double>(out + in);
-    for (PassKind kind : {PassKind::kForward, PassKind::kBackward}) {
-      working += static_cast<double>(plan.cost.duration({kind, pass.stage, 0, 0}));
-    }
-    for (int slice = 0; slice < pipeline.slices; ++slice) {
-      plan.cost.ticks[row(PassKind::kOffload)].push_back(out);
-      plan.cost.ticks[row(PassKind::kReload)].push_back(in);
-    }
-  }
-  OffloadPlan copies =
-      offload_schedule(plan.schedule, plan.cost, amount, pipeline.offload_slowdown, bytes);
-  plan.schedule = std::move(copies.schedule);
-  RankOffload worst;
-  for (const RankOffload& rank : copies.ranks) {
-    if (rank.peak_before > worst.peak_before) worst = rank;
-  }
-  const std::int64_t num_moved = count_moved(copies);
-  const double k = copying / working;
-  if (num_moved == 0 && pipeline.offload != "none" && text != "auto" &&
-      would_help(plan, amount, bytes)) {
-    throw InvalidArgument(fmt::format(
-        "pipeline.offload = {}: at {:.2f} GB/s out and {:.2f} GB/s in a copy there and back takes "
-        "{:.2f} times what its passes take, and nothing can leave without delay; set "
-        "pipeline.offload = \"auto\", another pipeline.offload_tier, or more microbatches",
-        text, rates.out / 1e9, rates.in / 1e9, k));
-  }
-  plan.offload = fmt::format(
-      "offload: k = {:.2f} ({} at {:.2f} GB/s out, {:.2f} GB/s in, {:.2f} GB/s both at once): {} "
-      "of {} activations leave, peak of the fullest rank {:.1f} MiB instead of {:.1f}",
-      k, pipeline.offload_tier, rates.out / 1e9, rates.in / 1e9, rates.both / 1e9, num_moved,
-      std::int64_t{plan.schedule.num_stages()} * config.microbatches_per_pipeline() *
-          pipeline.slices,
-      static_cast<double>(worst.peak) / (1 << 20),
-      static_cast<double>(worst.peak_before) / (1 << 20));
 }
 
 }  // namespace
@@ -328,6 +257,24 @@ VocabMemory vocab_memory(const RunConfig& config, VocabForm form, bool keep_prob
   return memory;
 }
 
+/// A training step of `schedule` with the copies that its link can carry.
+PlannedStep plan_step(const RunConfig& config, const CopyRates& rates, const Schedule& schedule,
+                      const ExchangePlan& exchange, RunPlan& plan) {
+  const std::vector<std::int64_t> bytes = movable_bytes(plan.memory);
+  PlannedCopies copies = plan_copies(config, rates, schedule, bytes, exchange, plan.cost);
+  require_copies(config, copies, bytes, plan.cost);
+  Program program = lower(copies.schedule);
+  program.exchange = exchange;
+  check_program(program);
+  return {std::move(copies.schedule), std::move(program), std::move(copies.decision)};
+}
+
+void set_step(RunPlan& plan, PlannedStep step) {
+  plan.schedule = std::move(step.schedule);
+  plan.program = std::move(step.program);
+  plan.copies = std::move(step.copies);
+}
+
 void predict(RunPlan& plan) {
   plan.prediction =
       simulate(plan.program, plan.cost,
@@ -367,19 +314,15 @@ RunPlan plan_form(const RunConfig& config, VocabForm form, double flops_per_seco
       plan.memory.vocabulary.push_back(vocab_memory(config, form, plan.keep_probabilities, rank));
     }
   }
-  plan_copies(config, rates, plan);
-  plan.program = lower_and_verify(plan.schedule);
+  ExchangePlan exchange;
   if (const ExchangeMode mode = exchange_mode(config); mode != ExchangeMode::kNone) {
-    Program exchanging = plan.program;
-    exchanging.exchange =
-        plan_exchange(plan.program, mode, exchange_costs(plan.cost), plan.cost.link);
-    check_program(exchanging);
-    if (pipeline.exchange != "auto") {
-      plan.program = std::move(exchanging);
-    } else if (!exchanging.exchange.empty()) {
-      plan.exchanging = std::move(exchanging);
-    }
+    exchange = plan_exchange(lower(without_offload(plan.schedule)), mode, exchange_costs(plan.cost),
+                             plan.cost.link);
   }
+  const bool tries = pipeline.exchange == "auto" && !exchange.empty();
+  const Schedule bare = plan.schedule;
+  set_step(plan, plan_step(config, rates, bare, tries ? ExchangePlan{} : exchange, plan));
+  if (tries) plan.exchanging = plan_step(config, rates, bare, exchange, plan);
   plan.evaluation = lower_and_verify(forward_only(plan.schedule));
   for (StageMemory& stage : plan.memory.stages) stage.optimizer /= config.parallel.data;
   for (VocabMemory& rank : plan.memory.vocabulary) rank.optimizer /= config.parallel.data;
@@ -406,39 +349,18 @@ RunPlan make_plan(const RunConfig& config, double flops_per_second, const CopyRa
 
 void adopt_exchange(RunPlan& plan) {
   SLUICE_CHECK(plan.exchanging.has_value(), "there is no exchange to adopt");
-  plan.program = std::move(*plan.exchanging);
+  set_step(plan, std::move(*plan.exchanging));
   plan.exchanging.reset();
   predict(plan);
 }
 
-CostModel measured_costs(const Timeline& timeline, const Program& program) {
-  CostModel cost;
-  cost.num_stages = program.num_stages();
-  cost.num_slices = program.num_slices;
-  cost.unit_per_tick = timeline.seconds_per_tick;
-  const std::size_t num_units =
-      static_cast<std::size_t>(cost.num_stages) * static_cast<std::size_t>(cost.num_slices);
-  std::array<std::vector<std::vector<std::int64_t>>, kNumPassKinds> durations;
-  for (auto& kind : durations) kind.resize(num_units);
-  for (const auto& spans : timeline.ranks) {
-    for (const Span& span : spans) {
-      if (span.kind != ActionKind::kPass) continue;
-      const auto unit = static_cast<std::size_t>(span.pass.stage * cost.num_slices) +
-                        static_cast<std::size_t>(span.pass.slice);
-      durations[row(span.pass.kind)][unit].push_back(span.end - span.begin);
-    }
-  }
-  for (std::size_t kind = 0; kind < durations.size(); ++kind) {
-    cost.ticks[kind].assign(num_units, 0);
-    for (std::size_t unit = 0; unit < num_units; ++unit) {
-      auto& values = durations[kind][unit];
-      if (values.empty()) continue;
-      const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-      std::nth_element(values.begin(), middle, values.end());
-      cost.ticks[kind][unit] = *middle;
-    }
-  }
-  return cost;
+void adopt_copies(RunPlan& plan, PlannedCopies copies, CostModel cost) {
+  Program program = lower(copies.schedule);
+  program.exchange = std::move(plan.program.exchange);
+  check_program(program);
+  set_step(plan, {std::move(copies.schedule), std::move(program), std::move(copies.decision)});
+  plan.cost = std::move(cost);
+  predict(plan);
 }
 
 std::string describe(const RunPlan& plan, const RunConfig& config) {
@@ -466,7 +388,7 @@ std::string describe(const RunPlan& plan, const RunConfig& config) {
     text +=
         fmt::format(", predicted peak {:.1f} MiB\n", static_cast<double>(peaks.total) / (1 << 20));
   }
-  if (!plan.offload.empty()) text += plan.offload + "\n";
+  if (plan.copies.asked) text += "offload: " + to_string(plan.copies, config.pipeline) + "\n";
   if (plan.exchanging) {
     text += "attention exchange: the first steps run with and without it, the faster one stays\n";
   }

@@ -11,23 +11,31 @@
 #include "sluice/sim/simulate.h"
 #include "sluice/train/config.h"
 #include "sluice/train/offload_setup.h"
+#include "sluice/train/plan_offload.h"
 
 namespace sluice {
+
+/// A training step.
+struct PlannedStep {
+  Schedule schedule;
+  Program program;
+  OffloadDecision copies;
+};
 
 /// Everything that is decided before the first step. The Programs are verified.
 struct RunPlan {
   Schedule schedule;
-  Program program;  // a training step
-  /// The same with an attention exchange, where pipeline.exchange = "auto" leaves it to the first
-  /// steps whether that is faster.
-  std::optional<Program> exchanging;
+  Program program;         // a training step
+  OffloadDecision copies;  // of it
+  /// The same with an attention exchange, and copies for the times it leaves to the passes, where
+  /// pipeline.exchange = "auto" leaves it to the first steps whether that is faster.
+  std::optional<PlannedStep> exchanging;
   Program evaluation;  // the forwards of a validation step
   Layout layout;
   bool keep_probabilities = true;  // of a sharded output layer, from S until T
   CostModel cost;                  // what the prediction was made with
   MemoryModel memory;
   Simulation prediction;  // timeline, memory peaks
-  std::string offload;    // k and what was decided, in one line; empty: nothing was asked for
 };
 
 /// Bytes that one D of each stage moves.
@@ -39,12 +47,12 @@ std::vector<std::int64_t> movable_bytes(const MemoryModel& memory);
 /// slow for any of the offload asked for; InternalError when a generated schedule fails its proof.
 RunPlan make_plan(const RunConfig& config, double flops_per_second, const CopyRates& rates = {});
 
-/// Makes `exchanging` the program of the plan and predicts it.
+/// Makes `exchanging` the step of the plan and predicts it.
 void adopt_exchange(RunPlan& plan);
 
-/// Costs of every (kind, stage) as measured: the median duration of its passes in `timeline` (in ns
-/// ticks). Kinds that did not run keep 0. REQUIRES: the timeline is of a run of `program`.
-CostModel measured_costs(const Timeline& timeline, const Program& program);
+/// Makes `copies`, of the same order of passes, those of the plan and predicts it with `cost`. An
+/// attention exchange stays. Throws: InternalError when the Program fails its proof.
+void adopt_copies(RunPlan& plan, PlannedCopies copies, CostModel cost);
 
 /// The memory model of the plan's stages for one (microbatch, slice).
 MemoryModel memory_model(const ModelConfig& model, const Layout& layout, const Placement& placement,

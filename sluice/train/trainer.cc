@@ -19,6 +19,7 @@
 #include "sluice/train/checkpoint_parts.h"
 #include "sluice/train/program_trial.h"
 #include "sluice/train/rank_records.h"
+#include "sluice/train/replan.h"
 #include "sluice/train/tensors.h"
 
 namespace sluice {
@@ -50,8 +51,16 @@ struct LossTotal {
 /// The programs that the first steps choose from.
 std::vector<const Program*> programs_to_try(const RunPlan& plan) {
   std::vector<const Program*> programs = {&plan.program};
-  if (plan.exchanging) programs.push_back(&*plan.exchanging);
+  if (plan.exchanging) programs.push_back(&plan.exchanging->program);
   return programs;
+}
+
+CopyRates slowest(const std::vector<std::vector<double>>& rates) {
+  CopyRates least{rates[0][0], rates[0][1], rates[0][2]};
+  for (const auto& one : rates) {
+    least = {std::min(least.out, one[0]), std::min(least.in, one[1]), std::min(least.both, one[2])};
+  }
+  return least;
 }
 
 std::string exchange_decision(const ProgramTrial& trial) {
@@ -66,7 +75,9 @@ std::string exchange_decision(const ProgramTrial& trial) {
 struct Trainer::Shared {
   TrainResult result;  // scalars: rank 0
   RankRecords records;
-  std::size_t measured_program = 0;  // of programs_to_try(); rank 0
+  const Program* measured = nullptr;  // what the measured step ran; rank 0
+  const Program* recorded = nullptr;  // what the records are of; first rank here
+  Replanner replanner;
 };
 
 struct Trainer::Saved {
@@ -90,11 +101,11 @@ Trainer::Trainer(const RunConfig& config, bool resume,
         world_, config_.model,
         config_.data.sequence_length / config_.pipeline.slices * config_.pipeline.microbatch_size);
   }
-  // One rank's rates for all, so that all make the same plan.
-  const CopyRates mine = measure_copy_rates(config_.pipeline);
+  // The slowest rank's rates for all, so that all make the same plan.
+  const CopyRates mine = measure_copy_rates(config_.pipeline, static_cast<int>(world_.size()));
   run_ranks(world_, [&](Transport& rank) {
     const auto all = rank.all_gather(std::vector{mine.out, mine.in, mine.both});
-    if (&rank == world_.front().get()) copy_rates_ = {all[0][0], all[0][1], all[0][2]};
+    if (&rank == world_.front().get()) copy_rates_ = slowest(all);
   });
   // From here every rank works by itself: what fails is told to all.
   std::exception_ptr error;
@@ -152,20 +163,18 @@ void Trainer::prepare(bool resume) {
                                     device_, static_cast<std::uint64_t>(config_.run.seed), shard));
   }
   saved_.resize(ranks_.size());
-  std::vector<std::unique_ptr<FarStore>> stores;  // of one pipeline
-  for (const auto& world : world_) {
-    const int rank = world->rank() % config_.pipeline.ranks;
-    if (rank == 0 || stores.empty()) {
-      stores = make_far_stores(config_.pipeline, plan_.program, movable_bytes(plan_.memory));
-    }
-    far_stores_.push_back(std::move(stores[static_cast<std::size_t>(rank)]));
+  for (const Program* program : programs_to_try(plan_)) {
+    far_stores_.push_back(make_stores_here(config_.pipeline, *program, movable_bytes(plan_.memory),
+                                           world_.front()->rank(),
+                                           static_cast<int>(world_.size())));
   }
   if (!config_.model_weights.empty()) load_weights();
   if (resume) load_latest_checkpoint();
 }
 
 TrainResult Trainer::run(const TrainEvents& events) {
-  Shared shared;
+  Shared shared{.replanner = Replanner(config_, plan_, world_.front()->rank(),
+                                       static_cast<int>(world_.size()))};
   shared.records.resize(ranks_.size());
   shared.result.last_step = first_step_;
   run_ranks(world_, [&](Transport& world) {
@@ -174,7 +183,12 @@ TrainResult Trainer::run(const TrainEvents& events) {
     if (!all_here()) shared.records = gather_records(world, shared.records);
   });
   TrainResult result = std::move(shared.result);
-  if (shared.measured_program == 1) adopt_exchange(plan_);
+  if (shared.measured != nullptr) result.program = *shared.measured;
+  if (shared.replanner.plan() && shared.recorded == &shared.replanner.plan()->program) {
+    plan_ = shared.replanner.take_plan();
+  } else if (plan_.exchanging && shared.recorded == &plan_.exchanging->program) {
+    adopt_exchange(plan_);
+  }
   const auto pipeline_ranks = static_cast<std::size_t>(config_.pipeline.ranks);
   RankRecords& records = shared.records;
   if (records.size() >= pipeline_ranks) {
@@ -203,15 +217,17 @@ void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shar
   RankRecord& record = shared.records[own];
   const VocabSetup vocabulary{.layers = model.vocabulary(),
                               .keep_probabilities = plan_.keep_probabilities};
-  std::vector<std::unique_ptr<Engine>> engines;  // by program of the trial
-  for (const Program* program : programs_to_try(plan_)) {
-    engines.push_back(std::make_unique<Engine>(
-        *program, model.stages(), link.pipeline, model.ledger(),
-        EngineOffload{.store = far_stores_[own].get(), .check = config_.run.check_offload},
-        vocabulary));
-  }
+  std::vector<const Program*> programs = programs_to_try(plan_);
+  std::vector<std::unique_ptr<Engine>> engines(programs.size());
+  const auto make_engine = [&](std::size_t program) {
+    engines[program] = std::make_unique<Engine>(
+        *programs[program], model.stages(), link.pipeline, model.ledger(),
+        EngineOffload{far_stores_[program][own].get(), config_.run.check_offload}, vocabulary);
+  };
+  for (std::size_t program = 0; program < programs.size(); ++program) make_engine(program);
   ProgramTrial trial(engines.size());
-  std::size_t recorded = 0;  // the program of which `record` and `fastest` are
+  OffloadWatch watch(plan_.copies.asked);
+  const Program* recorded = nullptr;  // that `record` and `fastest` are of
   Engine evaluator(plan_.evaluation, model.stages(), link.pipeline, model.ledger(), {}, vocabulary);
   model.spread_tied(link.pipeline);
 
@@ -236,11 +252,14 @@ void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shar
     model.ledger().record(false);
 
     // What is reported is of the program that stays.
-    if (counts && std::exchange(recorded, program) != program) {
+    if (counts && std::exchange(recorded, programs[program]) != programs[program]) {
       record.memory = {};
       fastest = 0.0;
     }
-    if (counts) merge_peaks(record.memory, model.ledger().peaks());
+    if (counts) {
+      merge_peaks(record.memory, model.ledger().peaks());
+      record.copies = engine.copies();
+    }
     // The traced step, or without one the fastest: rank 0's clock decides for all.
     const double seconds = link.world.all_gather(std::vector{report.seconds})[0][0];
     const bool measured =
@@ -252,18 +271,34 @@ void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shar
       if (traced) record.samples = model.ledger().take_samples();
       if (rank == 0) {
         shared.result.measured_step = step;
-        shared.measured_program = program;
+        shared.measured = programs[program];
       }
     }
     if (rank == 0) {
       shared.result.last = report;
       if (events.step) events.step(report);
     }
+    const bool last = step == train.steps || stopped;
+    if (!last && trial.decided() && !watch.done()) {
+      watch.add(engine, *programs[program]);
+      if (watch.done()) {
+        if (shared.replanner.decide(link.world, program == 1, watch)) {
+          programs[program] = &shared.replanner.plan()->program;
+          engines[program].reset();
+          far_stores_[program][own] = shared.replanner.take_store(own);
+          make_engine(program);
+        }
+        if (rank == 0 && events.note) events.note(shared.replanner.note());
+      }
+    }
     if (!trial.decided()) {
       trial.add(seconds);
-      if (trial.decided() && rank == 0 && events.note) events.note(exchange_decision(trial));
+      if (trial.decided()) {
+        engines[1 - trial.current()].reset();
+        far_stores_[1 - trial.current()][own].reset();
+        if (rank == 0 && events.note) events.note(exchange_decision(trial));
+      }
     }
-    const bool last = step == train.steps || stopped;
     if (validation_ && (last || (train.eval_every > 0 && step % train.eval_every == 0))) {
       const double loss = validate(evaluator, own);
       if (rank == 0) {
@@ -275,7 +310,7 @@ void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shar
       save(step, own, events);
     }
   }
-  record.copies = engines[trial.current()]->copies();
+  if (own == 0) shared.recorded = recorded;
   if (rank == 0) {
     shared.result.last_step = step;
     shared.result.stopped = stopped;

@@ -50,8 +50,9 @@ struct TrainResult {
   bool stopped = false;                   // by TrainEvents::stop
   Timeline measured;                      // of the traced step, else of the fastest one
   std::int64_t measured_step = 0;
-  std::vector<MemoryPeaks> memory;   // per rank of a pipeline, over all steps and pipelines
-  std::vector<CopyCounters> copies;  // per rank of the first pipeline, of all training steps
+  Program program;                   // that the measured step ran
+  std::vector<MemoryPeaks> memory;   // per rank of a pipeline, over all its steps and pipelines
+  std::vector<CopyCounters> copies;  // per rank of the first pipeline, with the program that stayed
   MemoryCurve memory_curve;          // of the traced step; empty without run.trace_step
 };
 
@@ -71,6 +72,7 @@ class Trainer {
   ~Trainer();
 
   const RunConfig& config() const { return config_; }
+  /// After run() that of the program that stayed.
   const RunPlan& plan() const { return plan_; }
   /// GEMM rate of all ranks together in FLOP/s, measured at start: the base of MFU.
   double peak_flops_per_second() const { return peak_flops_per_second_; }
@@ -143,9 +145,10 @@ class Trainer {
   std::string data_summary_;
   std::vector<std::string> notes_;
   std::vector<Saved> saved_;
-  std::vector<std::unique_ptr<FarStore>> far_stores_;  // by rank here; null: nothing is copied out
-  std::int64_t first_step_ = 0;                        // steps done before this run
-  std::int64_t first_sample_ = 0;                      // first sequence this run trains on
+  /// Per program of the first steps, by rank here; null: nothing is copied out.
+  std::vector<std::vector<std::unique_ptr<FarStore>>> far_stores_;
+  std::int64_t first_step_ = 0;    // steps done before this run
+  std::int64_t first_sample_ = 0;  // first sequence this run trains on
 };
 
 }  // namespace sluice

@@ -50,6 +50,15 @@ class Job(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.expect_same_weights("job", "threads")
 
+    def test_offload_planned_again_by_all_processes_has_the_bits_of_threads_without(self):
+        sizes = ["--set", "pipeline.schedule=po", "--set", "pipeline.microbatches=8"]
+        self.assertEqual(self.setup.train_threads("threads", *sizes).returncode, 0)
+        done = self.setup.train(2, "job", *sizes, "--set", "pipeline.offload=auto", "--set",
+                                "pipeline.offload_replan=0", "--set", "run.check_offload=true")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr.count("planned again: k = "), 1, done.stderr)
+        self.expect_same_weights("job", "threads")
+
     def expect_refusal(self, done, processes, *words):
         lines = [line for line in done.stderr.splitlines() if line.startswith("sluice: ")]
         self.assertEqual(len(lines), processes, done.stderr)
