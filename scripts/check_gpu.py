@@ -121,13 +121,39 @@ def check_speed(work, seconds):
     return ([f"{text}, at least {SPEED_RATIO} wanted"] if fast < SPEED_RATIO * slow else []), text
 
 
+def check_nccl(work, seconds):
+    """A run over NCCL, a process per GPU, against the same ranks as threads on one."""
+    count = subprocess.run([sys.executable, "-c", "import torch; print(torch.cuda.device_count())"],
+                           text=True, stdout=subprocess.PIPE, check=False).stdout.strip()
+    count = min(int(count or 0), 4)
+    if count < 2:
+        raise Skipped(f"{count} GPU: NCCL needs one for each of at least two ranks")
+    task = make_task(work, SMALL_MODEL, 128, 2 * count, 4)
+    losses = {}
+    for name, launcher in (("threads", []), ("nccl", [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python",
+            "--nproc-per-node", str(count)])):
+        config = Path(work) / f"{name}.toml"
+        config.write_text(sluice_config(task, count, "zb-1p", Path(work) / name), encoding="utf-8")
+        done = subprocess.run([*launcher, SLUICE, "train", config], timeout=seconds, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        if done.returncode != 0:
+            return [f"{name}: {done.stdout[-2000:]}"], ""
+        metrics = (Path(work) / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        losses[name] = [json.loads(line)["loss"] for line in metrics]
+    worst = max(abs(a / b - 1) for a, b in zip(losses["nccl"], losses["threads"], strict=True))
+    problems = [f"losses differ: {losses}"] if worst > GRADIENT_TOLERANCE else []
+    return problems, f"{count} GPUs, largest relative difference of a loss {worst:.1e}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=int, default=400, help="time for all checks together")
     end = time.monotonic() + parser.parse_args().seconds
     failed = False
     for name, check in (("tests", check_tests), ("parity", check_parity),
-                        ("memory", check_memory), ("speed", check_speed)):
+                        ("memory", check_memory), ("nccl", check_nccl),
+                        ("speed", check_speed)):
         left = end - time.monotonic()
         if left < 20:
             print(f"SKIPPED {name}: no time left")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds on a machine with an NVIDIA GPU and checks parity, memory and speed there, in about 8 minutes.
+# Builds on a machine with an NVIDIA GPU and checks parity, memory, NCCL and speed there, in about 8 minutes.
 # Prints one line per check: PASS, FAIL or SKIPPED. Without a GPU every check is SKIPPED, exit code 0.
 #
 #   TORCH_PYTHON=PYTHON scripts/check_gpu.sh     PYTHON has a CUDA build of torch
@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
     print(f"sees no GPU (torch {torch.__version__})")
 ' 2>&1); then reason="does not run: $reason"; fi
 if [ -n "$reason" ]; then
-  for check in build tests parity memory speed; do
+  for check in build tests parity memory nccl speed; do
     echo "SKIPPED $check: $TORCH_PYTHON $reason"
   done
   exit 0
@@ -32,7 +32,7 @@ mkdir -p build
 if ! { scripts/setup.sh && timeout 240 scripts/build.sh torch; } >"$log" 2>&1; then
   tail -n 20 "$log"
   echo "FAIL build: see $log"
-  for check in tests parity memory speed; do echo "SKIPPED $check: nothing was built"; done
+  for check in tests parity memory nccl speed; do echo "SKIPPED $check: nothing was built"; done
   exit 1
 fi
 echo "PASS build: $((SECONDS - start)) s"

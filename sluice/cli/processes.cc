@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "sluice/cli/output.h"
+#include "sluice/cli/torchrun_job.h"
 #include "sluice/comm/agree.h"
 #include "sluice/comm/launch.h"
 #include "sluice/comm/mpi.h"
@@ -52,19 +53,14 @@ class StartLimit {
 struct Processes::Job {
   std::string launcher;
   int rank = 0;
-  std::unique_ptr<MpiSession> session;
-  std::unique_ptr<Transport> start;  // for what is agreed on before the run has its own
+  std::unique_ptr<MpiSession> session;    // of mpirun or srun
+  std::unique_ptr<TorchrunJob> torchrun;  // of torchrun
+  std::unique_ptr<Transport> start;       // for what is agreed on before the run has its own
 };
 
 Processes::Processes() {
   const auto launch = detect_launch();
   if (!launch || launch->size == 1) return;
-  if (launch->kind == Launch::Kind::kTorchrun) {
-    throw InvalidArgument(fmt::format(
-        "torchrun started {} processes: only run.transport = \"nccl\" needs it, which is not built "
-        "yet; start with mpirun -n {} sluice train, or without a launcher",
-        launch->size, launch->size));
-  }
   job_ = std::make_unique<Job>();
   job_->launcher = launch->name;
   job_->rank = launch->rank;
@@ -72,7 +68,19 @@ Processes::Processes() {
                          fmt::format("rank {} waited for the other processes of {} to start for "
                                      "more than 5 minutes",
                                      launch->rank, launch->name));
+  if (launch->kind == Launch::Kind::kTorchrun) {
+    job_->torchrun = std::make_unique<TorchrunJob>();
+    job_->start = job_->torchrun->connect_start();
+    return;
+  }
   job_->session = std::make_unique<MpiSession>();
+  if (job_->session->size() != launch->size) {
+    throw InvalidArgument(
+        fmt::format("{} started {} processes, and MPI finds {}: the two do not know each other; "
+                    "start with srun "
+                    "--mpi=pmix, or with the mpirun of this MPI",
+                    launch->name, launch->size, job_->session->size()));
+  }
   job_->start = job_->session->connect();
 }
 
@@ -83,6 +91,7 @@ Processes::~Processes() {
                          fmt::format("rank {} waited for the other processes to end for more than "
                                      "10 minutes",
                                      job_->rank));
+  job_->torchrun.reset();
   job_->session.reset();
 }
 
@@ -101,14 +110,17 @@ RunConfig Processes::load_together(const std::function<RunConfig()>& load) {
   return config;
 }
 
-std::vector<std::unique_ptr<Transport>> Processes::connect(const RunConfig& config, bool resume) {
+/// Refuses a transport that is not the launcher's.
+void Processes::check_transport(const RunConfig& config) const {
   const std::string& transport = config.run.transport;
+  const int size = config.num_ranks();
+  if (transport == "auto" || (!job_ && transport == "threads")) return;
+  const bool torchrun = transport == "nccl";
   if (!job_) {
-    if (transport != "mpi") return {};
     throw InvalidArgument(fmt::format(
-        "run.transport = \"mpi\": this process was started by itself; start {} of them with "
-        "mpirun -n {} sluice train ..., or set run.transport = \"threads\"",
-        config.num_ranks(), config.num_ranks()));
+        "run.transport = \"{}\": this process was started by itself; start {} of them with {} {} "
+        "sluice train ..., or set run.transport = \"threads\"",
+        transport, size, torchrun ? "torchrun --no-python --nproc-per-node" : "mpirun -n", size));
   }
   if (transport == "threads") {
     throw InvalidArgument(fmt::format(
@@ -116,15 +128,34 @@ std::vector<std::unique_ptr<Transport>> Processes::connect(const RunConfig& conf
         "run.transport = \"auto\"",
         job_->launcher));
   }
-  check_world(*job_->start, config, resume, job_->launcher.c_str());
-  MpiOptions options;
-  options.timeout = config.run.timeout();
-  options.last_word = [](const std::string& line) { leave(report(ExitCode::kPeerLost, line)); };
+  if (torchrun == (job_->torchrun != nullptr)) return;
+  throw InvalidArgument(
+      fmt::format("run.transport = \"{}\": {} started these processes; start them with {}, or set "
+                  "run.transport = \"auto\"",
+                  transport, job_->launcher,
+                  torchrun ? "torchrun --no-python --nproc-per-node N" : "mpirun -n N"));
+}
+
+std::vector<std::unique_ptr<Transport>> Processes::connect(const RunConfig& config, bool resume) {
+  check_transport(config);
   std::vector<std::unique_ptr<Transport>> world;
-  world.push_back(job_->session->connect(options));
+  if (!job_) return world;
+  check_world(*job_->start, config, resume, job_->launcher.c_str());
+  const auto last_word = [](const std::string& line) { leave(report(ExitCode::kPeerLost, line)); };
+  if (job_->torchrun) {
+    job_->torchrun->find_device(*job_->start, config);
+    world.push_back(job_->torchrun->connect(config, last_word));
+  } else {
+    MpiOptions options;
+    options.timeout = config.run.timeout();
+    options.last_word = last_word;
+    world.push_back(job_->session->connect(options));
+  }
   job_->start.reset();
   return world;
 }
+
+int Processes::gpu() const { return job_ && job_->torchrun ? job_->torchrun->gpu() : 0; }
 
 void Processes::leave_if_job(const std::exception_ptr& error) {
   if (!job_) return;

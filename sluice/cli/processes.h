@@ -16,8 +16,9 @@ namespace sluice::cli {
 /// This process's place in a job, or a process by itself.
 class Processes {
  public:
-  /// Joins the job of mpirun or srun, if one started this process. Throws: InvalidArgument when a
-  /// launcher started it that nothing here can serve, or this build has no MPI.
+  /// Joins the job of mpirun, srun or torchrun, if one started this process. Throws:
+  /// InvalidArgument when this build has no MPI or torchrun's variables are wrong, CommError when
+  /// the others cannot be reached.
   Processes();
   ~Processes();
   Processes(const Processes&) = delete;
@@ -32,11 +33,16 @@ class Processes {
   /// process by itself. Throws: InvalidArgument, on all processes alike.
   std::vector<std::unique_ptr<Transport>> connect(const RunConfig& config, bool resume);
 
+  /// The GPU of this process, as it counts.
+  int gpu() const;
+
   /// After an error that the others may not have: prints it, tells them and ends the process
   /// without waiting for anybody. For a process by itself returns.
   void leave_if_job(const std::exception_ptr& error);
 
  private:
+  void check_transport(const RunConfig& config) const;
+
   struct Job;
   std::unique_ptr<Job> job_;
 };

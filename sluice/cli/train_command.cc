@@ -222,7 +222,8 @@ std::unique_ptr<Trainer> make_trainer(Processes& processes, const Arguments& arg
   const RunConfig config = processes.load_together([&] { return load(arguments); });
   auto world = processes.connect(config, arguments.resume);
   return world.empty() ? std::make_unique<Trainer>(config, arguments.resume)
-                       : std::make_unique<Trainer>(config, arguments.resume, std::move(world));
+                       : std::make_unique<Trainer>(config, arguments.resume, std::move(world),
+                                                   processes.gpu());
 }
 
 void install_interrupts() {

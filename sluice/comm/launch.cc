@@ -22,14 +22,19 @@ struct Variables {
   const char* launcher;
   const char* rank;
   const char* size;
+  // RANK and WORLD_SIZE are common words: one more variable must be there.
+  const char* needs = nullptr;
 };
 
-// srun names the step's size for itself; below mpirun it would be that of mpirun's own daemons.
+// torchrun starts its processes itself, whatever started it; a torchrun of each node by srun is
+// common. srun names the step's size for itself; below mpirun it would be that of mpirun's own
+// daemons. torchrun's variables set by hand come last: they may be in the environment of any job.
 constexpr Variables kKnown[] = {
+    {Launch::Kind::kTorchrun, "torchrun", "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"},
     {Launch::Kind::kMpi, "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
     {Launch::Kind::kMpi, "mpirun", "PMI_RANK", "PMI_SIZE"},
     {Launch::Kind::kMpi, "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"},
-    {Launch::Kind::kTorchrun, "torchrun", "RANK", "WORLD_SIZE"},
+    {Launch::Kind::kTorchrun, "torchrun", "RANK", "WORLD_SIZE", "MASTER_ADDR"},
 };
 
 }  // namespace
@@ -37,8 +42,7 @@ constexpr Variables kKnown[] = {
 std::optional<Launch> detect_launch(const GetVariable& get) {
   for (const Variables& known : kKnown) {
     const auto rank = number(get, known.rank), size = number(get, known.size);
-    // RANK and WORLD_SIZE are common words; this one is torchrun's own.
-    if (known.kind == Launch::Kind::kTorchrun && get("TORCHELASTIC_RUN_ID") == nullptr) continue;
+    if (known.needs != nullptr && get(known.needs) == nullptr) continue;
     if (rank && size && *rank >= 0 && *rank < *size) {
       return Launch{known.kind, known.launcher, *rank, *size};
     }

@@ -1,4 +1,5 @@
-// launch.h - which launcher started this process, from its environment. Read next: mpi.h.
+// launch.h - which launcher started this process, from its environment. Read next: mpi.h,
+// torchrun.h.
 #pragma once
 
 #include <functional>

@@ -41,6 +41,27 @@ TEST(Launch, ReadsTheVariablesOfEveryLauncher) {
   }
 }
 
+TEST(Launch, TorchrunCountsWhateverStartedIt) {
+  const auto launch = launch_in({{"SLURM_PROCID", "1"},
+                                 {"SLURM_STEP_NUM_TASKS", "2"},
+                                 {"RANK", "9"},
+                                 {"WORLD_SIZE", "16"},
+                                 {"TORCHELASTIC_RUN_ID", "a"}});
+  ASSERT_TRUE(launch);
+  EXPECT_EQ(launch->kind, Launch::Kind::kTorchrun);
+  EXPECT_EQ(launch->size, 16);
+}
+
+TEST(Launch, VariablesOfTorchrunSetByHandCountUnlessAnMpiLauncherIsThere) {
+  std::map<std::string, std::string> variables = {
+      {"RANK", "3"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "node7"}};
+  ASSERT_TRUE(launch_in(variables));
+  EXPECT_EQ(launch_in(variables)->kind, Launch::Kind::kTorchrun);
+  variables["OMPI_COMM_WORLD_RANK"] = "1";
+  variables["OMPI_COMM_WORLD_SIZE"] = "2";
+  EXPECT_EQ(launch_in(variables)->kind, Launch::Kind::kMpi);
+}
+
 TEST(Launch, MpirunInsideAJobOfSlurmCounts) {
   const auto launch = launch_in({{"SLURM_PROCID", "0"},
                                  {"SLURM_STEP_NUM_TASKS", "2"},

@@ -1,6 +1,5 @@
 #include "sluice/comm/mpi.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "sluice/comm/backoff.h"
 #include "sluice/comm/mpi_calls.h"
 #include "sluice/comm/peers.h"
 #include "sluice/common/errors.h"
@@ -40,27 +40,6 @@ constexpr auto kTick = milliseconds(1);
 constexpr auto kIdleTick = milliseconds(10);
 constexpr auto kPeerCheck = milliseconds(100);
 constexpr auto kLastWordAfter = milliseconds(500);
-
-/// Spins, then yields, then sleeps: a message that is near is taken at once, a rank that waits long
-/// takes no core from one that computes.
-class Backoff {
- public:
-  /// Returns true when it is time to look at the clock.
-  bool pause() {
-    ++polls_;
-    if (polls_ > kSpins + kYields) {
-      usleep(50);
-      return true;
-    }
-    if (polls_ > kSpins) sched_yield();
-    return polls_ % 256 == 0;
-  }
-
- private:
-  static constexpr int kSpins = 2000;
-  static constexpr int kYields = 4000;
-  int polls_ = 0;
-};
 
 /// What a transport and all that was split from it have in common: the helper thread and the abort.
 class Family {

@@ -23,6 +23,18 @@ std::string to_string(const MessageTag& tag) {
   return fmt::format("attention of {}, layer {}", place, tag.layer);
 }
 
+std::vector<Channel> every_channel(int num_ranks) {
+  std::vector<Channel> channels;
+  for (int source = 0; source < num_ranks; ++source) {
+    for (int destination = 0; destination < num_ranks; ++destination) {
+      for (int direction = 0; source != destination && direction < kNumDirections; ++direction) {
+        channels.push_back({source, destination, static_cast<Direction>(direction)});
+      }
+    }
+  }
+  return channels;
+}
+
 struct Transport::LastDone {
   std::mutex mutex;
   std::string action;
@@ -31,6 +43,8 @@ struct Transport::LastDone {
 Transport::Transport() : last_done_(std::make_shared<LastDone>()) {}
 Transport::Transport(const Transport* parent) : last_done_(parent->last_done_) {}
 Transport::~Transport() = default;
+
+void Transport::open(const std::vector<Channel>& /*channels*/) {}
 
 void Transport::note_done(std::string action) {
   const std::lock_guard lock(last_done_->mutex);

@@ -1,8 +1,9 @@
 // transport.h - messages and small collectives between ranks, free of tensors.
-// Read next: local.h (threads of one process), mpi.h (processes).
+// Read next: local.h (threads of one process), mpi.h (processes), nccl.h (GPUs).
 #pragma once
 
 #include <chrono>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -42,6 +43,18 @@ struct MessageTag {
 /// "activations of stage 2, microbatch 0, slice 0".
 std::string to_string(const MessageTag& tag);
 
+/// A queue of messages between two ranks.
+struct Channel {
+  int source = 0;
+  int destination = 0;
+  Direction direction = Direction::kForward;
+
+  friend auto operator<=>(const Channel&, const Channel&) = default;
+};
+
+/// All channels between `num_ranks` ranks.
+std::vector<Channel> every_channel(int num_ranks);
+
 /// One rank's end of the connection to all others. Channels (source, destination, direction)
 /// deliver in order; channels are independent. Sends never block; nothing may rest on buffering, so
 /// a send is over only when its receive was posted and the data taken. Threads: one thread per
@@ -56,6 +69,11 @@ class Transport {
   virtual ~Transport();
   virtual int rank() const = 0;
   virtual int size() const = 0;
+
+  /// Makes channels ready. All ranks call it together with the same list, before the first message
+  /// of any of them; those that are open stay so. Where channels need no setting up it does
+  /// nothing, elsewhere (NCCL) a message on another channel throws InternalError.
+  virtual void open(const std::vector<Channel>& channels);
 
   /// Queues `buffer` for `peer`. The bytes must stay unchanged until wait_send() returned.
   virtual Ticket post_send(int peer, const MessageTag& tag, Buffer buffer) = 0;

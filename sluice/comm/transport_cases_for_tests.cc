@@ -202,6 +202,7 @@ void splits_have_messages_and_collectives_of_their_own(Transport& transport) {
   for (std::size_t i = 0; i < all.size(); ++i) {
     EXPECT_EQ(all[i][0], static_cast<double>(2 * static_cast<int>(i) + transport.rank() % 2));
   }
+  group->open(every_channel(group->size()));
   if (group->size() > 1) {
     const auto inner = group->post_send(next(*group), forward(0), number(group->rank()));
     EXPECT_EQ(receive(*group, previous(*group), forward(0)), previous(*group));

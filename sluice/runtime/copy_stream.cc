@@ -1,9 +1,12 @@
 #include "sluice/runtime/copy_stream.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "sluice/runtime/device.h"
 
 namespace sluice {
 namespace {
@@ -33,6 +36,7 @@ ConstParts CopyStream::bring_to_host(const std::vector<at::Tensor*>& tensors) {
 
 Parts CopyStream::host_side(const std::vector<at::Tensor*>& tensors) {
   if (!on_device(tensors)) return split(tensors, nullptr);
+  use_device(tensors.front()->device());  // page-locked memory is set up for one
   std::int64_t total = 0;
   for (const at::Tensor* tensor : tensors) total += static_cast<std::int64_t>(tensor->nbytes());
   if (!staging_.defined() || staging_.numel() < total) {
@@ -49,6 +53,13 @@ void CopyStream::copy(const std::vector<at::Tensor*>& tensors, bool to_host) {
   const c10::Device device = tensors.front()->device();
   const c10::impl::VirtualGuardImpl devices(device.type());
   if (!stream_) stream_ = devices.getStreamFromGlobalPool(device);
+  if (!to_host) {
+    // The room may have been that of a tensor whose last reader still runs: the allocator goes by
+    // the order of the compute stream.
+    c10::Event free(device.type());
+    free.record(devices.getStream(device));
+    free.block(*stream_);
+  }
   {
     const c10::StreamGuard guard(*stream_);
     std::int64_t at = 0;

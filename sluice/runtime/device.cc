@@ -8,21 +8,32 @@
 
 namespace sluice {
 
-c10::Device parse_device(std::string_view name) {
+c10::Device parse_device(std::string_view name, int index) {
   if (name == "cpu") return c10::Device(c10::DeviceType::CPU);
   if (name != "cuda") {
     throw InvalidArgument(
         fmt::format("run.device is \"{}\"; it must be \"cpu\" or \"cuda\"", name));
   }
-  const c10::Device device(c10::DeviceType::CUDA, 0);
-  if (!c10::impl::hasDeviceGuardImpl(device.type()) ||
-      c10::impl::VirtualGuardImpl(device.type()).deviceCount() == 0) {
+  const int num_devices = c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)
+                              ? c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).deviceCount()
+                              : 0;
+  if (num_devices == 0) {
     throw InvalidArgument(
         "run.device is \"cuda\", but this torch sees no GPU; set run.device = \"cpu\", or build "
         "with "
         "TORCH_PYTHON naming a Python whose torch has CUDA");
   }
-  return device;
+  if (index >= num_devices) {
+    throw InvalidArgument(fmt::format(
+        "process {} of this machine has no GPU: {} can be seen; start {} processes here (torchrun "
+        "--nproc-per-node {})",
+        index, num_devices, num_devices, num_devices));
+  }
+  return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)};
+}
+
+void use_device(c10::Device device) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
 }
 
 void synchronize(c10::Device device) {

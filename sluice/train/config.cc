@@ -75,17 +75,6 @@ void check_exchange(const RunConfig& config) {
   }
 }
 
-/// Options whose technique is designed but not built. One line here goes when its technique comes.
-void refuse_unbuilt(const RunConfig& config) {
-  const auto refuse = [](bool asked, std::string_view key, const auto& value,
-                         std::string_view works) {
-    if (!asked) return;
-    throw InvalidArgument(
-        fmt::format("{} = {}: is not built yet; set {} = {}", key, value, key, works));
-  };
-  refuse(config.run.transport == "nccl", "run.transport", config.run.transport, "\"auto\"");
-}
-
 }  // namespace
 
 void check_run_config(const RunConfig& config) {
@@ -119,7 +108,6 @@ void check_run_config(const RunConfig& config) {
   if (config.run.dir.empty()) throw InvalidArgument("run.dir is empty: name a folder");
   check_slices(config.pipeline.slices, config.data.sequence_length);
   check_exchange(config);
-  refuse_unbuilt(config);
 }
 
 RunConfig parse_config(std::string_view toml, const std::string& origin,

@@ -133,11 +133,6 @@ TEST(RunConfig, RefusesWrongTypesAndValuesWithTheRule) {
                   "list of");
 }
 
-TEST(RunConfig, RefusesWhatIsNotBuiltYet) {
-  const char* const cases[] = {"run.transport=nccl"};
-  for (const char* option : cases) EXPECT_CONTAINS(refusal("", {option}), "is not built yet");
-}
-
 TEST(RunConfig, CutsSequencesIntoEqualSlicesOrNamesTheNearestLengthsThatFit) {
   const auto with_length = [](int length) {
     return std::vector<std::string>{fmt::format("data.sequence_length={}", length),

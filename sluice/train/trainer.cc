@@ -15,6 +15,7 @@
 #include "sluice/runtime/device.h"
 #include "sluice/runtime/rank_thread.h"
 #include "sluice/train/calibrate.h"
+#include "sluice/train/channels.h"
 #include "sluice/train/checkpoint.h"
 #include "sluice/train/checkpoint_parts.h"
 #include "sluice/train/program_trial.h"
@@ -89,9 +90,10 @@ Trainer::Trainer(const RunConfig& config, bool resume)
     : Trainer(config, resume, make_transports(config)) {}
 
 Trainer::Trainer(const RunConfig& config, bool resume,
-                 std::vector<std::unique_ptr<Transport>> world)
-    : config_(config), world_(std::move(world)), device_(parse_device(config.run.device)) {
+                 std::vector<std::unique_ptr<Transport>> world, int gpu)
+    : config_(config), world_(std::move(world)), device_(parse_device(config.run.device, gpu)) {
   install_ledger_allocator();
+  use_device(device_);
   const RankThreadInit init;
   SLUICE_CHECK(world_.front()->size() == config_.num_ranks(), "{} ranks for a run of {}",
                world_.front()->size(), config_.num_ranks());
@@ -125,6 +127,7 @@ Trainer::Trainer(const RunConfig& config, bool resume,
         "on a disk that all machines share",
         first_step_, config_.run.dir, one[0]));
   }
+  open_channels();
 }
 
 Trainer::~Trainer() = default;
@@ -140,6 +143,15 @@ void Trainer::connect() {
     pipelines_[own] = world.split(world.rank() / pipeline_ranks);
     replicas_[own] = world.split(world.rank() % pipeline_ranks);
   });
+}
+
+/// Of the one rank that a process of several has.
+void Trainer::open_channels() {
+  std::vector<const Program*> programs = programs_to_try(plan_);
+  programs.push_back(&plan_.evaluation);
+  const RankLinks link = links(0);
+  link.pipeline.open(pipeline_channels(programs, config_.model.tie_word_embeddings));
+  if (!replicas_.empty()) link.replicas.open(replica_channels(link.replicas.size()));
 }
 
 RankLinks Trainer::links(std::size_t own) const {
@@ -211,6 +223,7 @@ TrainResult Trainer::run(const TrainEvents& events) {
 }
 
 void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shared) {
+  use_device(device_);
   const RankLinks link = links(own);
   const int rank = link.world.rank();
   RankModel& model = *ranks_[own];

@@ -67,8 +67,9 @@ class Trainer {
 
   /// The same for a run of several processes. `world` are transports of the ranks that this process
   /// runs, ascending; of size config.num_ranks(). All processes construct together, and errors are
-  /// thrown on all of them alike.
-  Trainer(const RunConfig& config, bool resume, std::vector<std::unique_ptr<Transport>> world);
+  /// thrown on all of them alike. `gpu` is this process's, as it counts.
+  Trainer(const RunConfig& config, bool resume, std::vector<std::unique_ptr<Transport>> world,
+          int gpu = 0);
   ~Trainer();
 
   const RunConfig& config() const { return config_; }
@@ -104,6 +105,7 @@ class Trainer {
   struct Saved;
 
   void connect();
+  void open_channels();
   void prepare(bool resume);
   void open_data();
   void load_weights();
