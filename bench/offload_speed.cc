@@ -145,9 +145,9 @@ void run(const Options& options) {
       "# Offload: what it costs and saves\n\n{} ranks, {} chunks, hidden {}, {} layers, sequence "
       "{}, {} microbatches of one sequence, fp32; tier {} at {:.2f} GB/s out and {:.2f} in a rank; "
       "least and median of {} steps in turns.\n\n"
-      "| run | least s/step | ratio | median | ratio | simulated ratio | processor s of copies | "
-      "peak of a rank, MiB | planned | all ranks | away "
-      "|\n|---|---|---|---|---|---|---|---|---|---|---|\n",
+      "| run | least s/step | ratio | median | ratio | median ratio of a round | simulated ratio | "
+      "processor s of copies | peak of a rank, MiB | planned | all ranks | away "
+      "|\n|---|---|---|---|---|---|---|---|---|---|---|---|\n",
       options.ranks, options.chunks, options.hidden, options.layers, options.length,
       options.microbatches, options.tier, speeds.rates.out / 1e9, speeds.rates.in / 1e9,
       options.steps);
@@ -169,10 +169,15 @@ void run(const Options& options) {
       sum += each.runner->ranks()[rank]->ledger().peaks().total;
       away += each.runner->copies()[rank].peak_bytes_away;
     }
+    // What slows the machine down for a while slows down a whole round.
+    std::vector<double> of_round;
+    for (std::size_t step = 0; step < each.seconds.size(); ++step) {
+      of_round.push_back(each.seconds[step] / runs.front().seconds[step]);
+    }
     fmt::print(
-        "| {} | {:.3f} | {:.3f} | {:.3f} | {:.3f} | {:.4f} | {:.3f} | {:.1f} | {:.1f} | "
+        "| {} | {:.3f} | {:.3f} | {:.3f} | {:.3f} | {:.3f} | {:.4f} | {:.3f} | {:.1f} | {:.1f} | "
         "{:.1f} | {:.1f} |\n",
-        each.name, least, least / base_least, middle, middle / base_median,
+        each.name, least, least / base_least, middle, middle / base_median, median(of_round),
         simulated / base_simulated, each.copy_seconds / options.steps, mebibytes(peak),
         mebibytes(planned), mebibytes(sum), mebibytes(away));
   }

@@ -3,9 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstddef>
+#include <functional>
+#include <limits>
 #include <numeric>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -126,30 +130,149 @@ struct RankChoice {
   RankOffload result;
 };
 
-RankChoice choose(const OffloadRank& rank, const std::vector<int>& units, bool one_direction) {
-  const auto attempt = [&](std::size_t num_units, int backlog) {
-    std::vector<bool> moves(rank.units.size(), false);
-    for (std::size_t n = 0; n < num_units; ++n) moves[static_cast<std::size_t>(units[n])] = true;
+/// What a plan is made from: the units that live at least so long move, with at most so many
+/// waiting.
+struct Attempt {
+  std::int64_t shortest = 0;
+  int backlog = 1;
+  std::int64_t peak = 0;
+  int num_moved = 0;
+};
+
+bool is_better(const Attempt& a, const Attempt& b) {
+  return std::tie(a.peak, a.num_moved) < std::tie(b.peak, b.num_moved);
+}
+
+constexpr std::array<int, 5> kBacklogs = {1 << 20, 5, 3, 2, 1};
+
+class RankSearch {
+ public:
+  /// Keeps references to both; `units` are those that may move, longest lifespan first.
+  RankSearch(const OffloadRank& rank, const std::vector<int>& units, bool one_direction)
+      : rank_(rank), units_(units), one_direction_(one_direction) {}
+
+  RankChoice carry_out(std::size_t num_units, int backlog) const {
+    std::vector<bool> moves(rank_.units.size(), false);
+    for (std::size_t n = 0; n < num_units; ++n) moves[static_cast<std::size_t>(units_[n])] = true;
     RankChoice choice;
-    choice.list = time_copies(rank, std::move(moves), one_direction, backlog);
-    choice.result = measure(rank, choice.list);
+    choice.list = time_copies(rank_, std::move(moves), one_direction_, backlog);
+    choice.result = measure(rank_, choice.list);
     return choice;
-  };
-  RankChoice best = attempt(0, 1);
-  const std::vector<std::size_t> all = cuts(rank, units);
-  for (std::size_t c = all.size(); c-- > 0;) {
-    const std::size_t num_units = all[c];
-    // With fewer units moving, more stay: no later attempt can be better either.
-    if (peak_of_staying(rank, units, num_units) > best.result.peak) break;
-    for (const int backlog : {1 << 20, 5, 3, 2, 1}) {
-      RankChoice choice = attempt(num_units, backlog);
-      if (std::tie(choice.result.peak, choice.result.num_moved) <
-          std::tie(best.result.peak, best.result.num_moved)) {
-        best = std::move(choice);
-      }
+  }
+
+  /// Tells `use` of every plan that may be better than all before it, and of the one that moves
+  /// nothing.
+  void try_all(const std::function<void(const Attempt&, RankChoice)>& use) const {
+    std::int64_t least = 0;
+    const auto attempt = [&](std::size_t num_units, int backlog) {
+      RankChoice choice = carry_out(num_units, backlog);
+      const RankOffload result = choice.result;
+      least = num_units == 0 ? result.peak : std::min(least, result.peak);
+      const std::int64_t shortest =
+          num_units == 0 ? std::numeric_limits<std::int64_t>::max() : lifespan_of(num_units - 1);
+      use({shortest, backlog, result.peak, result.num_moved}, std::move(choice));
+    };
+    attempt(0, 1);
+    const std::vector<std::size_t> all = cuts(rank_, units_);
+    for (std::size_t c = all.size(); c-- > 0;) {
+      // With fewer units moving, more stay: no later attempt can be better either.
+      if (peak_of_staying(rank_, units_, all[c]) > least) break;
+      for (const int backlog : kBacklogs) attempt(all[c], backlog);
     }
   }
-  return best;
+
+  /// How many units live at least so long.
+  std::size_t num_units(std::int64_t shortest) const {
+    std::size_t count = 0;
+    while (count < units_.size() && lifespan_of(count) >= shortest) ++count;
+    return count;
+  }
+
+ private:
+  std::int64_t lifespan_of(std::size_t n) const {
+    return lifespan(rank_, rank_.units[static_cast<std::size_t>(units_[n])]);
+  }
+
+  const OffloadRank& rank_;
+  const std::vector<int>& units_;
+  const bool one_direction_;
+};
+
+std::size_t most_at_once(const OffloadRank& rank) {
+  std::vector<int> change(rank.passes.size() + 1, 0);
+  for (const OffloadUnit& unit : rank.units) {
+    ++change[static_cast<std::size_t>(unit.forward)];
+    --change[static_cast<std::size_t>(unit.last) + 1];
+  }
+  int held = 0;
+  int most = 0;
+  for (const int by : change) most = std::max(most, held += by);
+  return static_cast<std::size_t>(most);
+}
+
+/// The beginning of a rank's list: the first units that are needed back, and their passes.
+struct Beginning {
+  OffloadRank rank;
+  std::vector<int> units;  // that may move
+
+  Beginning(const OffloadRank& whole, const std::vector<int>& all, std::size_t num_units) {
+    rank.units.assign(whole.units.begin(),
+                      whole.units.begin() + static_cast<std::ptrdiff_t>(num_units));
+    std::vector<int> place(whole.passes.size(), -1);
+    for (const OffloadUnit& unit : rank.units) {
+      for (const int pass : {unit.forward, unit.backward, unit.last}) {
+        place[static_cast<std::size_t>(pass)] = 0;
+      }
+    }
+    for (std::size_t i = 0; i < place.size(); ++i) {
+      if (place[i] < 0) continue;
+      place[i] = static_cast<int>(rank.passes.size());
+      rank.passes.push_back(whole.passes[i]);
+    }
+    for (OffloadUnit& unit : rank.units) {
+      for (int* pass : {&unit.forward, &unit.backward, &unit.last}) {
+        *pass = place[static_cast<std::size_t>(*pass)];
+      }
+    }
+    for (const int unit : all) {
+      if (static_cast<std::size_t>(unit) < num_units) units.push_back(unit);
+    }
+  }
+};
+
+RankChoice choose(const OffloadRank& rank, const std::vector<int>& units, bool one_direction) {
+  const RankSearch whole(rank, units, one_direction);
+  std::optional<RankChoice> best;
+  const auto keep_better = [&](RankChoice choice) {
+    if (!best || std::tie(choice.result.peak, choice.result.num_moved) <
+                     std::tie(best->result.peak, best->result.num_moved)) {
+      best = std::move(choice);
+    }
+  };
+  constexpr std::size_t kBeginning = 512;
+  const std::size_t num_units = std::max(kBeginning, 8 * most_at_once(rank));
+  if (rank.units.size() < 2 * num_units) {
+    whole.try_all([&](const Attempt&, RankChoice choice) { keep_better(std::move(choice)); });
+    return std::move(*best);
+  }
+  // A step of very many microbatches repeats itself: what is best for its beginning is among the
+  // best for all of it. Of each backlog the best attempts are carried out in full.
+  constexpr std::size_t kOfEach = 2;
+  const Beginning beginning(rank, units, num_units);
+  std::vector<Attempt> attempts;
+  RankSearch(beginning.rank, beginning.units, one_direction)
+      .try_all([&](const Attempt& attempt, const RankChoice&) { attempts.push_back(attempt); });
+  std::stable_sort(attempts.begin(), attempts.end(), is_better);
+  keep_better(whole.carry_out(0, 1));
+  for (const int backlog : kBacklogs) {
+    std::size_t count = 0;
+    for (const Attempt& attempt : attempts) {
+      if (attempt.backlog != backlog || count == kOfEach) continue;
+      ++count;
+      keep_better(whole.carry_out(whole.num_units(attempt.shortest), backlog));
+    }
+  }
+  return std::move(*best);
 }
 
 void check_costs(const Schedule& schedule, const PassTimetable& times, const OffloadCosts& costs) {

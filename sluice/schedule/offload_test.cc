@@ -166,6 +166,18 @@ TEST(Offload, FullKeepsThreeAtHalfAndFiveAtFourFifthsWhateverTheSize) {
   }
 }
 
+TEST(Offload, KeepsNoMoreInAStepOfVeryManyMicrobatches) {
+  for (const char* name : {"po", "gis-h", "1f1b", "zb-v"}) {
+    for (const double k : {0.6, 0.9, 1.3}) {
+      const auto peak = [&](int microbatches) {
+        return worst_peak(
+            plan(make_schedule(name, {.ranks = 4, .microbatches = microbatches}), k, 1 << 20));
+      };
+      EXPECT_LE(peak(1200), peak(100)) << name << ' ' << k;
+    }
+  }
+}
+
 TEST(Offload, LeavesTheTriangleOfTheShortLivedChunks) {
   for (const auto& [ranks, chunks] : {std::pair{8, 4}, {8, 8}, {16, 3}, {4, 6}}) {
     const double whole = static_cast<double>(plan("po", ranks, chunks, 0.0, 0).ranks[0].peak);
