@@ -116,6 +116,7 @@ void Processes::check_transport(const RunConfig& config) const {
   const int size = config.num_ranks();
   if (transport == "auto" || (!job_ && transport == "threads")) return;
   const bool torchrun = transport == "nccl";
+  if (!job_ && torchrun && size == 1) return;  // one rank has nobody to talk to
   if (!job_) {
     throw InvalidArgument(fmt::format(
         "run.transport = \"{}\": this process was started by itself; start {} of them with {} {} "

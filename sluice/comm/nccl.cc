@@ -9,6 +9,7 @@
 #include <mutex>
 #include <numeric>
 #include <span>
+#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -37,6 +38,17 @@ std::uint64_t hash_of(const MessageTag& tag) {
     hash ^= hash >> 29;
   }
   return hash;
+}
+
+/// A lock, if it can be had within `limit`. (The library's timed locks are unknown to
+/// ThreadSanitizer.)
+std::unique_lock<std::mutex> lock_within(std::mutex& mutex, milliseconds limit) {
+  std::unique_lock lock(mutex, std::try_to_lock);
+  for (; !lock.owns_lock() && limit > milliseconds(0); limit -= milliseconds(1)) {
+    std::this_thread::sleep_for(milliseconds(1));
+    if (lock.try_lock()) break;
+  }
+  return lock;
 }
 
 /// The device side of a rank: communicators, streams, events and headers of all its transports.
@@ -81,18 +93,19 @@ class Lanes {
   void launch(const Lane& lane, const Message& message, Calls calls);
 
   const NcclDevice device_;
-  std::timed_mutex calls_mutex_;  // around calls with communicators
+  std::mutex calls_mutex_;  // around calls with communicators
   bool aborted_ = false;
   std::vector<NcclComm> comms_;
   void* ready_ = nullptr;  // event: what the default stream was given is done
-  std::vector<void*> events_;
-  std::vector<Header*> headers_;
+  std::vector<void*> all_events_;
+  std::vector<void*> events_;     // free ones
+  std::vector<Header*> headers_;  // free ones
   std::vector<void*> header_blocks_;
 };
 
 Lanes::~Lanes() {
   const CudaApi& cuda = *device_.cuda;
-  for (void* event : events_) cuda.event_destroy(event);
+  for (void* event : all_events_) cuda.event_destroy(event);
   if (ready_ != nullptr) cuda.event_destroy(ready_);
   for (void* block : header_blocks_) cuda.free_host(block);
 }
@@ -126,7 +139,10 @@ Lanes::Message Lanes::take(const Lane& lane) {
   const CudaApi& cuda = *device_.cuda;
   use_device();  // the default stream is that of the calling thread's device
   if (ready_ == nullptr) ready_ = cuda.make_event();
-  if (events_.empty()) events_.push_back(cuda.make_event());
+  if (events_.empty()) {
+    all_events_.push_back(cuda.make_event());
+    events_.push_back(all_events_.back());
+  }
   if (headers_.empty()) {
     void* block = nullptr;
     cuda.check(cuda.host_alloc(&block, kHeadersAtOnce * sizeof(Header), 0), "cudaHostAlloc");
@@ -191,16 +207,17 @@ Lanes::Message Lanes::post_receive(const Lane& lane, std::span<std::byte> bytes)
   return message;
 }
 
-// A rank that hangs inside NCCL holds the mutex, and is freed by nothing else.
+// A rank that hangs inside NCCL holds the mutex, and is freed by nothing else. NCCL returns when
+// nothing moves any more.
 void Lanes::abort_all() {
-  std::unique_lock lock(calls_mutex_, milliseconds(200));
+  const auto lock = lock_within(calls_mutex_, milliseconds(200));
   if (!device_.nccl || std::exchange(aborted_, true)) return;
   use_device();
   for (const NcclComm comm : std::exchange(comms_, {})) device_.nccl->comm_abort(comm);
 }
 
 std::optional<std::string> Lanes::find_error() {
-  const std::unique_lock lock(calls_mutex_, milliseconds(50));
+  const auto lock = lock_within(calls_mutex_, milliseconds(50));
   if (!lock.owns_lock()) return std::nullopt;
   for (const NcclComm comm : comms_) {
     int error = kNcclSuccess;
@@ -454,7 +471,7 @@ std::vector<std::vector<double>> NcclTransport::all_gather(std::span<const doubl
   std::vector<std::vector<double>> all;
   for (const std::string& one : job_->gather(scope_, round_++, members_, text)) {
     auto& numbers = all.emplace_back(one.size() / sizeof(double));
-    std::memcpy(numbers.data(), one.data(), one.size());
+    if (!one.empty()) std::memcpy(numbers.data(), one.data(), one.size());
   }
   return all;
 }

@@ -299,6 +299,7 @@ void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shar
           programs[program] = &shared.replanner.plan()->program;
           engines[program].reset();
           far_stores_[program][own] = shared.replanner.take_store(own);
+          link.pipeline.open(pipeline_channels({programs[program]}, false));
           make_engine(program);
         }
         if (rank == 0 && events.note) events.note(shared.replanner.note());

@@ -20,7 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "mpi"))
 from job import Setup  # pylint: disable=wrong-import-position
 
 SLUICE = FAKE_NCCL = PYTHON = ""
-TIME_LIMIT = ["--set", "run.timeout_seconds=2"]
+TIME_LIMIT = ["--set", "run.timeout_seconds=3"]
 FOR_EVER = ["--set", "train.steps=100000", "--set", "train.checkpoint_every=0", "--set",
             "train.eval_every=0"]
 

@@ -268,19 +268,20 @@ void run_call(Call& call) {
 }
 
 thread_local int group_depth = 0;
-thread_local std::vector<Call> group;
+thread_local std::vector<Call>* group = nullptr;  // between the first call and the launch
 
 int launch() {
   // All calls of a communicator in one piece, in order.
   std::vector<std::vector<Call>> launches;
-  for (Call& call : group) {
+  const std::unique_ptr<std::vector<Call>> given(std::exchange(group, nullptr));
+  if (!given) return kSuccess;
+  for (Call& call : *given) {
     const auto same = [&](const auto& one) { return one.front().comm == call.comm; };
     auto found = launches.begin();
     while (found != launches.end() && !same(*found)) ++found;
     if (found == launches.end()) found = launches.emplace(found);
     found->push_back(std::move(call));
   }
-  group.clear();
   for (auto& calls : launches) {
     Comm& comm = *calls.front().comm;
     for (const Call& call : calls) {
@@ -318,7 +319,8 @@ int add_call(bool is_send, char* data, std::size_t count, int type, int peer, vo
     violate("a message to rank " + std::to_string(peer) + " of a communicator");
     return kInvalidArgument;
   }
-  group.push_back({comm, stream, is_send, data, count, next_injection("")});
+  if (group == nullptr) group = new std::vector<Call>;
+  group->push_back({comm, stream, is_send, data, count, next_injection("")});
   return group_depth == 0 ? launch() : kSuccess;
 }
 
@@ -445,6 +447,7 @@ FAKE_API int ncclCommAbort(void* comm_handle) {
     return kInvalidArgument;
   }
   comm->aborted = true;
+  while (comm->outstanding > 0) usleep(200);
   const std::lock_guard lock(registry().mutex);
   registry().live.erase(comm.get());
   return kSuccess;
