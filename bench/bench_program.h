@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <sstream>
@@ -62,12 +63,13 @@ struct TurnSizes : Sizes {
 };
 
 /// Trains a step of every run after the other, `steps` times after a first round that warms up, so
-/// that what else happens on the machine meets all of them. `measured(run, seconds)` is told of
-/// every step that counts.
+/// that what else happens on the machine meets all of them; every round begins with another run.
+/// `measured(run, seconds)` is told of every step that counts.
 template <typename Run, typename Measured>
 void take_turns(std::vector<Run>& runs, int steps, Measured measured) {
   for (int step = 0; step <= steps; ++step) {
-    for (Run& each : runs) {
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      Run& each = runs[(i + static_cast<std::size_t>(step)) % runs.size()];
       const double seconds = each.runner->train(1).front();
       if (step > 0) measured(each, seconds);
     }

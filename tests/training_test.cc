@@ -6,10 +6,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
+#include <csignal>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -654,6 +656,49 @@ TEST_F(Training, OffloadKeepsNothingFromStepToStep) {
   const TrainResult result = trainer.run(events);
   EXPECT_GT(result.copies[0].num_out, 300);
   EXPECT_EQ(live.at(300), live.at(6));
+}
+
+TEST_F(Training, OffloadThatCannotBeWrittenEndsTheRunWithTheReasonAndAUsableCheckpoint) {
+  const auto overrides = [&](const std::string& steps) {
+    return std::vector<std::string>{"pipeline.schedule=po",
+                                    "pipeline.microbatches=8",
+                                    "pipeline.offload=full",
+                                    "pipeline.offload_tier=disk",
+                                    "pipeline.offload_slowdown=1000",
+                                    "pipeline.offload_replan=1e12",
+                                    fmt::format("pipeline.offload_dir=\"{}\"", root_.string()),
+                                    "train.eval_every=0",
+                                    "train.checkpoint_every=2",
+                                    "train.steps=" + steps};
+  };
+  const RunOutcome whole = run(config("whole", overrides("4")), false);
+  // As on a full disk: after the checkpoint no file may grow.
+  const auto before_signal = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  std::string told;
+  {
+    Trainer trainer(config("broken", overrides("4")), false);
+    TrainEvents events;
+    events.checkpoint = [&](std::int64_t, const fs::path&) {
+      rlimit none = before;
+      none.rlim_cur = 0;
+      setrlimit(RLIMIT_FSIZE, &none);
+    };
+    try {
+      trainer.run(events);
+    } catch (const Failure& error) {
+      told = error.what();
+    }
+  }
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, before_signal);
+  EXPECT_NE(told.find("the offload file in " + root_.string() + " cannot be written: "),
+            std::string::npos)
+      << told;
+  EXPECT_NE(told.find("File too large"), std::string::npos) << told;
+  const RunOutcome resumed = run(config("broken", overrides("4")), true);
+  expect_same_weights(resumed.weights, whole.weights);
 }
 
 TEST_F(Training, OffloadThatCannotWorkIsRefusedBeforeTheFirstStep) {

@@ -201,7 +201,8 @@ void report_result(const Trainer& trainer, const TrainResult& result,
     const bool traced = result.measured_step == trainer.config().run.trace_step;
     if (traced) {
       write_output(folder / "trace.json",
-                   chrome_trace(result.measured, {.memory = cpu ? &result.memory_curve : nullptr}));
+                   chrome_trace(result.measured, {.memory = cpu ? &result.memory_curve : nullptr,
+                                                  .movable_bytes = movable_bytes(plan.memory)}));
       print(fmt::format("\ntrace of step {}: {}\n", result.measured_step,
                         (folder / "trace.json").string()));
     }

@@ -5,14 +5,19 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "sluice/common/errors.h"
 #include "sluice/program/lower.h"
@@ -205,6 +210,66 @@ TEST(FarStore, RefusesARoomThatIsNotThereWithTheNumbers) {
       EXPECT_NE(told.find("pipeline.offload"), std::string::npos) << told;
     }
   }
+}
+
+/// Bytes of a unit in uneven parts, of several chunks and no whole number of blocks.
+std::vector<std::byte> pattern(std::size_t size, std::uint32_t seed) {
+  std::vector<std::byte> bytes(size);
+  for (std::size_t i = 0; i < size; ++i) {
+    seed = seed * 1664525 + 1013904223;
+    bytes[i] = static_cast<std::byte>(seed >> 24);
+  }
+  return bytes;
+}
+
+TEST(FarStore, KeepsLargeUnitsOnDiskWhicheverWayItAsks) {
+  const std::size_t size = (std::size_t{7} << 20) + 12345;
+  const auto place = static_cast<std::int64_t>(std::size_t{8} << 20);
+  const OffloadSlots slots{{0, place}, {place, place}, 2 * place};
+  const std::string folder = std::filesystem::temp_directory_path().string();
+  for (const DiskAccess access : {DiskAccess::kAsync, DiskAccess::kPlain}) {
+    const auto store = make_disk_store(slots, folder, access);
+    const std::vector<std::vector<std::byte>> units = {pattern(size, 1), pattern(4096, 2)};
+    for (std::size_t unit = 0; unit < units.size(); ++unit) {
+      const std::span<const std::byte> whole(units[unit]);
+      store->write(unit, {whole.first(1000), whole.subspan(1000, 3000), whole.subspan(4000)});
+    }
+    for (std::size_t unit = 0; unit < units.size(); ++unit) {
+      std::vector<std::byte> back(units[unit].size());
+      const std::span<std::byte> whole(back);
+      store->read(unit, {whole.first(96), whole.subspan(96)});
+      EXPECT_TRUE(back == units[unit]) << "unit " << unit;
+    }
+  }
+}
+
+TEST(FarStore, NamesTheFolderAndTheReasonOfAWriteThatFails) {
+  // As on a full disk: the system refuses to write where the file may not reach.
+  const std::size_t size = std::size_t{3} << 20;
+  const OffloadSlots slots{{0}, {static_cast<std::int64_t>(size)}, static_cast<std::int64_t>(size)};
+  const std::string folder = std::filesystem::temp_directory_path().string();
+  const std::vector<std::byte> bytes = pattern(size, 3);
+  const auto before_signal = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  for (const DiskAccess access : {DiskAccess::kAsync, DiskAccess::kPlain}) {
+    const auto store = make_disk_store(slots, folder, access);
+    rlimit small = before;
+    small.rlim_cur = std::size_t{1} << 20;
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+    std::string told;
+    try {
+      store->write(0, {bytes});
+    } catch (const Failure& error) {
+      told = error.what();
+    }
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+    EXPECT_NE(told.find("the offload file in " + folder + " cannot be written: File too large"),
+              std::string::npos)
+        << told;
+    store->write(0, {bytes});  // what was under way is settled
+  }
+  std::signal(SIGXFSZ, before_signal);
 }
 
 TEST(FarStore, LeavesNoFileBehind) {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -11,20 +12,23 @@
 
 #include "sluice/common/errors.h"
 #include "sluice/runtime/far_store.h"
+#include "sluice/runtime/io_ring.h"
 
 namespace sluice {
 namespace {
 
 constexpr std::size_t kChunk = std::size_t{1} << 20;  // of one write or read
+constexpr std::size_t kNumBuffers = 4;                // chunks under way at once
 
 class DiskStore final : public FarStore {
  public:
-  DiskStore(const OffloadSlots& slots, const std::string& folder)
+  DiskStore(const OffloadSlots& slots, const std::string& folder, DiskAccess access)
       : slots_(slots),
         folder_(folder.empty() ? "." : folder),
-        chunk_(static_cast<std::byte*>(
-            std::aligned_alloc(static_cast<std::size_t>(kFarAlignment), kChunk))) {
-    SLUICE_CHECK(chunk_ != nullptr, "no memory for the disk tier");
+        block_(static_cast<std::byte*>(
+            std::aligned_alloc(static_cast<std::size_t>(kFarAlignment), kNumBuffers * kChunk))),
+        ring_(access == DiskAccess::kAsync ? IoRing::open(kNumBuffers) : nullptr) {
+    SLUICE_CHECK(block_ != nullptr, "no memory for the disk tier");
     check_far_room(slots.capacity, folder_);
     open_file();
     if (slots.capacity == 0) return;
@@ -41,43 +45,62 @@ class DiskStore final : public FarStore {
   DiskStore(const DiskStore&) = delete;
   DiskStore& operator=(const DiskStore&) = delete;
 
+  // While the disk takes one chunk the next ones are filled.
   void write(std::size_t unit, const ConstParts& parts) override {
+    const AllSettled settled(*this);
     std::int64_t at = offset_of(unit, parts);
+    std::size_t buffer = 0;
     std::size_t filled = 0;
+    const auto flush = [&] {
+      start(buffer, /*write=*/true, at, filled);
+      at += static_cast<std::int64_t>(filled);
+      filled = 0;
+      buffer = (buffer + 1) % kNumBuffers;
+      settle(buffer);
+    };
     for (auto part : parts) {
       while (!part.empty()) {
         const std::size_t count = std::min(part.size(), kChunk - filled);
-        std::memcpy(chunk_.get() + filled, part.data(), count);
+        std::memcpy(data_of(buffer) + filled, part.data(), count);
         part = part.subspan(count);
         filled += count;
-        if (filled == kChunk) {
-          write_chunk(at, filled);
-          at += static_cast<std::int64_t>(filled);
-          filled = 0;
-        }
+        if (filled == kChunk) flush();
       }
     }
-    if (filled > 0) write_chunk(at, filled);
+    if (filled > 0) flush();
+    for (std::size_t other = 0; other < kNumBuffers; ++other) settle(other);
     drop_pages(unit);
   }
 
+  // While one chunk is taken out of its buffer the disk fills the next ones.
   void read(std::size_t unit, const Parts& parts) override {
+    const AllSettled settled(*this);
     std::int64_t at = offset_of(unit, parts);
-    std::size_t left = 0;  // of the whole
+    std::size_t left = 0;  // of the whole, not yet asked for
     for (const auto& part : parts) left += part.size();
-    std::size_t ready = 0;
+    std::size_t next = 0;
+    const auto ask = [&] {
+      if (left == 0) return;
+      const std::size_t count = std::min(left, kChunk);
+      start(next, /*write=*/false, at, count);
+      at += static_cast<std::int64_t>(count);
+      left -= count;
+      next = (next + 1) % kNumBuffers;
+    };
+    for (std::size_t ahead = 0; ahead < kNumBuffers; ++ahead) ask();
+    std::size_t buffer = 0;
     std::size_t used = 0;
+    settle(buffer);
     for (auto part : parts) {
       while (!part.empty()) {
-        if (used == ready) {
-          ready = std::min(left, kChunk);
-          read_chunk(at, ready);
-          at += static_cast<std::int64_t>(ready);
-          left -= ready;
+        if (used == buffers_[buffer].count) {
+          ask();  // into this buffer, which is the next one
+          buffer = (buffer + 1) % kNumBuffers;
           used = 0;
+          settle(buffer);
         }
-        const std::size_t count = std::min(part.size(), ready - used);
-        std::memcpy(part.data(), chunk_.get() + used, count);
+        const std::size_t count = std::min(part.size(), buffers_[buffer].count - used);
+        std::memcpy(part.data(), data_of(buffer) + used, count);
         part = part.subspan(count);
         used += count;
       }
@@ -126,16 +149,63 @@ class DiskStore final : public FarStore {
     return (count + block - 1) / block * block;
   }
 
-  void write_chunk(std::int64_t at, std::size_t count) { transfer(pwrite, "write", at, count); }
-  void read_chunk(std::int64_t at, std::size_t count) { transfer(pread, "read", at, count); }
+  std::byte* data_of(std::size_t buffer) const { return block_.get() + buffer * kChunk; }
+
+  /// A chunk on its way between a buffer and the file.
+  struct Buffer {
+    bool under_way = false;
+    bool write = false;
+    std::int64_t at = 0;
+    std::size_t count = 0;  // bytes that matter
+  };
+
+  /// Before a call ends, by an error too, the kernel has let go of all buffers.
+  struct AllSettled {
+    explicit AllSettled(DiskStore& owner) : store(owner) {}
+    ~AllSettled() {
+      while (store.num_under_way_ > 0) {
+        store.buffers_[store.ring_->wait().id].under_way = false;
+        --store.num_under_way_;
+      }
+    }
+    AllSettled(const AllSettled&) = delete;
+    AllSettled& operator=(const AllSettled&) = delete;
+    DiskStore& store;
+  };
+
+  // REQUIRES: the buffer is settled.
+  void start(std::size_t buffer, bool write, std::int64_t at, std::size_t count) {
+    buffers_[buffer] = {false, write, at, count};
+    if (ring_ && ring_->submit(write, file_, data_of(buffer), whole_blocks(count), at, buffer)) {
+      buffers_[buffer].under_way = true;
+      ++num_under_way_;
+    } else {
+      transfer(buffer, 0);
+    }
+  }
+
+  // Waits for the chunk of the buffer; whatever else is over meanwhile is looked after.
+  void settle(std::size_t buffer) {
+    while (buffers_[buffer].under_way) {
+      const IoRing::Done done = ring_->wait();
+      Buffer& other = buffers_[done.id];
+      other.under_way = false;
+      --num_under_way_;
+      // What failed or stopped short is gone on with here, where errors get their words.
+      const auto moved = static_cast<std::size_t>(std::max<std::int64_t>(0, done.result));
+      if (moved < whole_blocks(other.count)) transfer(done.id, moved);
+    }
+  }
 
   // The system may stop short or be interrupted.
-  template <typename Call>
-  void transfer(Call call, const char* what, std::int64_t at, std::size_t count) {
-    const std::size_t length = whole_blocks(count);
-    for (std::size_t done = 0; done < length;) {
-      const ssize_t moved =
-          call(file_, chunk_.get() + done, length - done, at + static_cast<std::int64_t>(done));
+  void transfer(std::size_t buffer, std::size_t done) {
+    const Buffer& chunk = buffers_[buffer];
+    const std::size_t length = whole_blocks(chunk.count);
+    while (done < length) {
+      std::byte* data = data_of(buffer) + done;
+      const std::int64_t at = chunk.at + static_cast<std::int64_t>(done);
+      const ssize_t moved = chunk.write ? pwrite(file_, data, length - done, at)
+                                        : pread(file_, data, length - done, at);
       if (moved < 0 && errno == EINTR) continue;
       if (moved < 0 && errno == EINVAL && direct_) {
         // The file system takes direct access at open and refuses it here.
@@ -144,11 +214,9 @@ class DiskStore final : public FarStore {
         continue;
       }
       if (moved <= 0) {
-        throw Failure(
-            fmt::format("the offload file in {} cannot be {}: {}; the last checkpoint is "
-                        "whole",
-                        folder_, what[0] == 'w' ? "written" : "read",
-                        moved == 0 ? "it ends early" : std::strerror(errno)));
+        throw Failure(fmt::format(
+            "the offload file in {} cannot be {}: {}; the last checkpoint is whole", folder_,
+            chunk.write ? "written" : "read", moved == 0 ? "it ends early" : std::strerror(errno)));
       }
       done += static_cast<std::size_t>(moved);
     }
@@ -166,13 +234,17 @@ class DiskStore final : public FarStore {
   std::string name_;
   int file_ = -1;
   bool direct_ = false;
-  std::unique_ptr<std::byte, Free> chunk_;
+  std::unique_ptr<std::byte, Free> block_;  // kNumBuffers chunks
+  std::array<Buffer, kNumBuffers> buffers_;
+  std::size_t num_under_way_ = 0;
+  std::unique_ptr<IoRing> ring_;  // null: one request after the other
 };
 
 }  // namespace
 
-std::unique_ptr<FarStore> make_disk_store(const OffloadSlots& slots, const std::string& folder) {
-  return std::make_unique<DiskStore>(slots, folder);
+std::unique_ptr<FarStore> make_disk_store(const OffloadSlots& slots, const std::string& folder,
+                                          DiskAccess access) {
+  return std::make_unique<DiskStore>(slots, folder, access);
 }
 
 }  // namespace sluice

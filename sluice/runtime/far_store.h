@@ -39,12 +39,19 @@ std::unique_ptr<FarStore> make_growing_store();
 /// Throws: InvalidArgument when the machine has not that much memory free.
 std::unique_ptr<FarStore> make_host_store(const OffloadSlots& slots);
 
+/// How the disk tier asks for reads and writes.
+enum class DiskAccess : std::uint8_t {
+  kAsync,  // several at once by io_uring, where the kernel has that; else as kPlain
+  kPlain,  // one after the other
+};
+
 /// A file in `folder`, allocated at once and without a name from the start, so that nothing is left
 /// behind however the process ends. Written and read around the page cache where the file system
 /// allows that; otherwise pages are dropped after use.
 /// Throws: InvalidArgument when the folder cannot be written or has too little room, with both
 /// numbers and the setting to change.
-std::unique_ptr<FarStore> make_disk_store(const OffloadSlots& slots, const std::string& folder);
+std::unique_ptr<FarStore> make_disk_store(const OffloadSlots& slots, const std::string& folder,
+                                          DiskAccess access = DiskAccess::kAsync);
 
 /// The alignment that plan_offload_slots() should use for any of them.
 inline constexpr std::int64_t kFarAlignment = 4096;

@@ -11,6 +11,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "sluice/trace/activations.h"
@@ -62,6 +63,7 @@ class Writer {
     } else {
       add_activations();
     }
+    add_away();
     std::stable_sort(events_.begin(), events_.end(), [](const Event& a, const Event& b) {
       return std::tie(a.ns, a.order) < std::tie(b.ns, b.order);
     });
@@ -191,6 +193,27 @@ class Writer {
       for (const ActivationSample& sample : curves[rank]) {
         add_counter(rank, sample.time, "saved activations",
                     fmt::format("\"passes\": {}", sample.count));
+      }
+    }
+  }
+
+  void add_away() {
+    const std::vector<std::int64_t>& bytes = options_.movable_bytes;
+    for (std::size_t rank = 0; rank < timeline_.ranks.size(); ++rank) {
+      std::vector<std::pair<std::int64_t, std::int64_t>> changes;
+      for (const Span& span : timeline_.ranks[rank]) {
+        if (span.kind != ActionKind::kPass || !is_copy(span.pass.kind)) continue;
+        const std::int64_t size =
+            bytes.empty() ? 1 : bytes[static_cast<std::size_t>(span.pass.stage)];
+        const bool out = span.pass.kind == PassKind::kOffload;
+        changes.emplace_back(out ? span.begin : span.end, out ? size : -size);
+      }
+      std::sort(changes.begin(), changes.end());
+      std::int64_t away = 0;
+      for (const auto& [time, change] : changes) {
+        away += change;
+        add_counter(rank, time, "offloaded",
+                    fmt::format("\"{}\": {}", bytes.empty() ? "passes" : "bytes", away));
       }
     }
   }

@@ -187,6 +187,26 @@ TEST(ChromeTrace, CountsSavedActivationsWithoutAMemoryCurve) {
   EXPECT_EQ(highest, 2);
 }
 
+TEST(ChromeTrace, CountsWhatIsAwayFromTheBeginOfADToTheEndOfItsU) {
+  Timeline timeline = unit_timeline("1f1b", 1, 1);
+  const auto copy = [](PassKind kind, Lane lane, int microbatch, std::int64_t begin) {
+    return Span{ActionKind::kPass, lane, -1, {kind, 0, microbatch, 0}, begin, begin + 10};
+  };
+  timeline.ranks[0] = {copy(PassKind::kOffload, Lane::kCopyOut, 0, 0),
+                       copy(PassKind::kOffload, Lane::kCopyOut, 1, 10),
+                       copy(PassKind::kReload, Lane::kCopyIn, 0, 30),
+                       copy(PassKind::kReload, Lane::kCopyIn, 1, 50)};
+  const auto away = [&](const ChromeTraceOptions& options, const char* unit) {
+    std::vector<int> values;
+    for (const json& counter : with_phase(events_of(timeline, options), "C")) {
+      if (counter.at("name") == "offloaded") values.push_back(counter.at("args").at(unit));
+    }
+    return values;
+  };
+  EXPECT_EQ(away({}, "passes"), (std::vector<int>{1, 2, 1, 0}));
+  EXPECT_EQ(away({.movable_bytes = {70}}, "bytes"), (std::vector<int>{70, 140, 70, 0}));
+}
+
 TEST(ChromeTrace, EscapesTheName) {
   Timeline timeline = unit_timeline("1f1b", 1, 1);
   timeline.name = "a \"b\"\n\\ \xff";
