@@ -20,6 +20,7 @@
 #include "sluice/schedule/offload.h"
 #include "sluice/schedule/registry.h"
 #include "sluice/schedule/squeeze.h"
+#include "sluice/sim/offload_schedule.h"
 
 namespace sluice {
 namespace {
@@ -240,6 +241,18 @@ class PublishedPlanner {
   std::map<std::tuple<int, int, int>, Trip> trips_;
   bool succeeds_ = true;
 };
+
+TEST(OffloadGolden, RatiosOfLayersAreThoseOfTheTable) {
+  const std::vector<json> lengths = load("lengths");
+  for (const json& row : load("ratios")) {
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+      const double ratio = offload_ratio_of_layer(row.at("hidden"), lengths[i].get<std::int64_t>(),
+                                                  1e12 * row.at("tflops").get<double>(),
+                                                  1e9 * row.at("gigabytes").get<double>());
+      EXPECT_NEAR(ratio, row.at("ratios").at(i).get<double>(), 0.01) << row << lengths[i];
+    }
+  }
+}
 
 int worst(const std::vector<int>& peaks) { return *std::max_element(peaks.begin(), peaks.end()); }
 

@@ -536,6 +536,10 @@ TEST_P(OffloadRun, GivesTheSameBitsOnBothTiersAndTheMemoryOfThePlan) {
   std::vector<std::string> sizes = {fmt::format("pipeline.schedule={}", GetParam()),
                                     "pipeline.microbatches=8", "model.num_hidden_layers=8",
                                     "train.steps=3", "train.eval_every=0"};
+  if (GetParam().starts_with("sli")) {
+    sizes.emplace_back("pipeline.slices=4");
+    sizes.emplace_back("pipeline.exchange=none");
+  }
   // Two ranks of 1F1B hold too little for a copy there and back to pay.
   if (GetParam() == "1f1b") sizes.emplace_back("pipeline.ranks=4");
   auto with = sizes;
@@ -569,7 +573,8 @@ TEST_P(OffloadRun, GivesTheSameBitsOnBothTiersAndTheMemoryOfThePlan) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Schedules, OffloadRun,
-                         ::testing::Values("1f1b", "interleaved", "gis-h", "po-h", "po-f", "zb-v"),
+                         ::testing::Values("1f1b", "interleaved", "gis-h", "po-h", "po-f", "zb-v",
+                                           "slimpipe", "slice-v"),
                          [](const auto& param) {
                            std::string name = param.param;
                            std::replace(name.begin(), name.end(), '-', '_');

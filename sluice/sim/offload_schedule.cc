@@ -47,6 +47,15 @@ PassTimetable read_times(const Schedule& schedule, const Timeline& timeline) {
 
 }  // namespace
 
+double offload_ratio_of_layer(std::int64_t hidden, std::int64_t length, double flops_per_second,
+                              double bytes_per_second) {
+  const auto h = static_cast<double>(hidden);
+  const double bytes_per_token = 20.0 * h;
+  const double forward_flops_per_token = 24.0 * h * h + 4.0 * h * static_cast<double>(length);
+  return 2.0 * bytes_per_token / bytes_per_second /
+         (3.0 * forward_flops_per_token / flops_per_second);
+}
+
 void set_offload_ratio(CostModel& cost, double ratio) {
   if (!std::isfinite(ratio) || ratio < 0.0 || ratio > 1e6) {
     throw InvalidArgument(

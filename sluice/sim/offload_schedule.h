@@ -9,6 +9,15 @@
 
 namespace sluice {
 
+/// k of a dense transformer layer before anything was measured (PipeOffload, arXiv 2503.01328): the
+/// time to copy out and back what its forward saves over the time of F, I and W, with four-fold
+/// feed-forward layers, full attention over `length` tokens in both directions, and 20 bytes saved
+/// per token and hidden unit (16 bits, norms, GeLU and dropout recomputed). Microbatches, layers
+/// and ranks cancel out. `flops_per_second` of a rank, `bytes_per_second` of its link in one
+/// direction at a time.
+double offload_ratio_of_layer(std::int64_t hidden, std::int64_t length, double flops_per_second,
+                              double bytes_per_second);
+
 /// Gives D and U of every stage their times from a ratio: a copy out and one back together take
 /// `ratio` times the F and backward of the stage. Slices of a stage take equal times.
 /// Throws: InvalidArgument for a ratio that is negative, not finite or above 1e6.

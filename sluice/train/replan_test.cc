@@ -118,6 +118,21 @@ TEST(Replan, KeepsTheFirstPlanWhereNothingOfWhatWasAskedForCouldLeave) {
   EXPECT_FALSE(has_offload(dropped.plan->schedule));
 }
 
+TEST(PlanOffload, RefusesALinkThatCanCarryNothingWithTheNumbersAndTheSetting) {
+  const CopyRates slow{.out = 1e3, .in = 2e3};
+  try {
+    make_plan(small(), 1e9, slow);
+    FAIL() << "accepted";
+  } catch (const InvalidArgument& error) {
+    const std::string told = error.what();
+    for (const char* words : {"pipeline.offload = full", "GB/s out", "times what its passes take",
+                              "pipeline.offload = \"auto\""}) {
+      EXPECT_NE(told.find(words), std::string::npos) << told;
+    }
+  }
+  EXPECT_EQ(make_plan(small("auto"), 1e9, slow).copies.num_moved, 0);
+}
+
 TEST(Replan, CombinesTheSlowestReplicaAndTheSlowestLink) {
   const RunConfig config = small();
   const RunPlan plan = plan_at(config, 0.5);
