@@ -4,8 +4,10 @@
 Usage: command_test.py PATH_OF_SLUICE PATH_OF_MPIRUN
 """
 
+import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -80,6 +82,14 @@ class Job(unittest.TestCase):
         first = self.setup.job(1, "job")
         second = [self.setup.sluice, *self.setup.arguments("job", "--set", "pipeline.ranks=x")]
         self.expect_refusal(self.setup.run([*first, ":", "-n", "1", *second]), 2, "pipeline.ranks")
+
+    def test_processes_of_srun_that_mpi_does_not_know_are_refused(self):
+        variables = {**os.environ, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+        done = subprocess.run([SLUICE, *self.setup.arguments("job")], env=variables,
+                              capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("srun started 2 processes, and MPI finds 1", done.stderr)
+        self.assertIn("--mpi=pmix", done.stderr)
 
     def test_termination_saves_and_the_run_continues(self):
         job = RunningJob(self.setup.job(2, "job", "--set", "train.steps=100000"))
