@@ -125,19 +125,19 @@ CopyRates measure_copy_rates(const PipelineConfig& pipeline, int num_ranks_here)
 
 std::vector<std::unique_ptr<FarStore>> make_stores_here(
     const PipelineConfig& pipeline, const Program& program,
-    const std::vector<std::int64_t>& stage_bytes, int first_rank, int num_ranks) {
+    const std::vector<std::int64_t>& stage_bytes, const RanksHere& here) {
   const std::string folder = folder_of(pipeline);
   std::vector<OffloadSlots> slots;
   std::int64_t total = 0;
-  for (int rank = first_rank; rank < first_rank + num_ranks; ++rank) {
-    slots.push_back(
-        plan_offload_slots(program, rank % program.num_ranks(), stage_bytes, kFarAlignment));
+  for (int i = 0; i < here.num_ranks; ++i) {
+    const int rank = (here.first_rank + i) % program.num_ranks();
+    slots.push_back(plan_offload_slots(program, rank, stage_bytes, kFarAlignment));
     total += slots.back().capacity;
   }
   std::vector<std::unique_ptr<FarStore>> stores(slots.size());
   if (total == 0) return stores;
   require_folder(folder);
-  check_far_room(total, folder);
+  check_far_room(total * here.num_processes, folder);
   for (std::size_t i = 0; i < slots.size(); ++i) {
     if (slots[i].capacity > 0) stores[i] = make_store(slots[i], folder);
   }
@@ -147,7 +147,7 @@ std::vector<std::unique_ptr<FarStore>> make_stores_here(
 std::vector<std::unique_ptr<FarStore>> make_far_stores(
     const PipelineConfig& pipeline, const Program& program,
     const std::vector<std::int64_t>& stage_bytes) {
-  return make_stores_here(pipeline, program, stage_bytes, 0, program.num_ranks());
+  return make_stores_here(pipeline, program, stage_bytes, {.num_ranks = program.num_ranks()});
 }
 
 }  // namespace sluice

@@ -35,10 +35,18 @@ std::vector<std::unique_ptr<FarStore>> make_far_stores(
     const PipelineConfig& pipeline, const Program& program,
     const std::vector<std::int64_t>& stage_bytes);
 
-/// The stores of the ranks first_rank to first_rank + num_ranks - 1 of a run, which are of one
-/// pipeline after the other. Throws: as make_far_stores().
+/// Ranks first_rank to first_rank + num_ranks - 1 of a run, pipeline after pipeline, are in this
+/// process; num_processes such processes share the machine.
+struct RanksHere {
+  int first_rank = 0;
+  int num_ranks = 1;
+  int num_processes = 1;
+};
+
+/// The stores of the ranks here. Room is checked for all processes of the machine.
+/// Throws: as make_far_stores().
 std::vector<std::unique_ptr<FarStore>> make_stores_here(
     const PipelineConfig& pipeline, const Program& program,
-    const std::vector<std::int64_t>& stage_bytes, int first_rank, int num_ranks);
+    const std::vector<std::int64_t>& stage_bytes, const RanksHere& here);
 
 }  // namespace sluice

@@ -180,7 +180,7 @@ Replan replan(const RunConfig& config, RunPlan now, const MeasuredOffload& measu
 bool Replanner::decide(Transport& world, bool exchanging, const OffloadWatch& watch) {
   const auto figures = world.all_gather(watch.figures());
   bool no_room = false;
-  if (world.rank() == first_) {
+  if (world.rank() == here_.first_rank) {
     RunPlan now = plan_;
     if (exchanging) adopt_exchange(now);
     const MeasuredOffload measured = combine(figures, now.program, now.copies.rates);
@@ -188,8 +188,8 @@ bool Replanner::decide(Transport& world, bool exchanging, const OffloadWatch& wa
     try {
       if (replan_.plan) {
         const RunPlan& next = *replan_.plan;
-        stores_ = make_stores_here(config_.pipeline, next.program, movable_bytes(next.memory),
-                                   first_, num_here_);
+        stores_ =
+            make_stores_here(config_.pipeline, next.program, movable_bytes(next.memory), here_);
       }
     } catch (const InvalidArgument&) {
       no_room = true;
@@ -201,7 +201,7 @@ bool Replanner::decide(Transport& world, bool exchanging, const OffloadWatch& wa
       std::any_of(refusals.begin(), refusals.end(), [](const auto& one) { return one[0] != 0.0; });
   if (!refused) return replan_.plan.has_value();
   world.barrier();
-  if (world.rank() == first_) {
+  if (world.rank() == here_.first_rank) {
     stores_.clear();
     replan_.plan.reset();
     replan_.note += ", for which there is no room beside the first plan: that one stays";

@@ -63,9 +63,9 @@ Replan replan(const RunConfig& config, RunPlan now, const MeasuredOffload& measu
 /// of the run go through decide() together.
 class Replanner {
  public:
-  /// The process runs `num_here` ranks from `first` on. Keeps references to config and plan.
-  Replanner(const RunConfig& config, const RunPlan& plan, int first, int num_here)
-      : config_(config), plan_(plan), first_(first), num_here_(num_here) {}
+  /// Keeps references to config and plan.
+  Replanner(const RunConfig& config, const RunPlan& plan, const RanksHere& here)
+      : config_(config), plan_(plan), here_(here) {}
 
   /// Whether the run goes on with plan(), the same on all ranks. `exchanging`: the program that
   /// stays is that of RunPlan::exchanging. Where the far side has no room for both plans at once,
@@ -83,7 +83,7 @@ class Replanner {
  private:
   const RunConfig& config_;
   const RunPlan& plan_;
-  const int first_, num_here_;
+  const RanksHere here_;
   Replan replan_;
   std::vector<std::unique_ptr<FarStore>> stores_;
 };

@@ -133,6 +133,18 @@ TEST(PlanOffload, RefusesALinkThatCanCarryNothingWithTheNumbersAndTheSetting) {
   EXPECT_EQ(make_plan(small("auto"), 1e9, slow).copies.num_moved, 0);
 }
 
+TEST(OffloadSetup, ChecksTheRoomForAllProcessesOfTheMachine) {
+  const RunPlan plan = plan_at(small(), 0.5);
+  const std::vector<std::int64_t> bytes = movable_bytes(plan.memory);
+  const auto stores = [&](int num_processes) {
+    return make_stores_here(small().pipeline, plan.program, bytes,
+                            {.first_rank = 1, .num_ranks = 2, .num_processes = num_processes});
+  };
+  EXPECT_EQ(stores(2).size(), 2U);
+  EXPECT_GT(stores(2).front()->capacity(), 0);
+  EXPECT_THROW(stores(1 << 30), InvalidArgument);
+}
+
 TEST(Replan, CombinesTheSlowestReplicaAndTheSlowestLink) {
   const RunConfig config = small();
   const RunPlan plan = plan_at(config, 0.5);

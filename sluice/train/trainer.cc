@@ -9,6 +9,7 @@
 
 #include "sluice/comm/agree.h"
 #include "sluice/comm/local.h"
+#include "sluice/comm/peers.h"
 #include "sluice/common/errors.h"
 #include "sluice/runtime/allocator.h"
 #include "sluice/runtime/clock.h"
@@ -104,10 +105,16 @@ Trainer::Trainer(const RunConfig& config, bool resume,
         config_.data.sequence_length / config_.pipeline.slices * config_.pipeline.microbatch_size);
   }
   // The slowest rank's rates for all, so that all make the same plan.
-  const CopyRates mine = measure_copy_rates(config_.pipeline, static_cast<int>(world_.size()));
+  const int num_here = static_cast<int>(world_.size());
+  const CopyRates mine = measure_copy_rates(config_.pipeline, num_here);
+  const double machine = to_doubles(this_process()).front();
   run_ranks(world_, [&](Transport& rank) {
-    const auto all = rank.all_gather(std::vector{mine.out, mine.in, mine.both});
-    if (&rank == world_.front().get()) copy_rates_ = slowest(all);
+    const auto all = rank.all_gather(std::vector{mine.out, mine.in, mine.both, machine});
+    if (&rank != world_.front().get()) return;
+    copy_rates_ = slowest(all);
+    const auto num_near =
+        std::count_if(all.begin(), all.end(), [&](const auto& one) { return one[3] == machine; });
+    here_ = {rank.rank(), num_here, static_cast<int>(num_near) / num_here};
   });
   // From here every rank works by itself: what fails is told to all.
   std::exception_ptr error;
@@ -176,17 +183,15 @@ void Trainer::prepare(bool resume) {
   }
   saved_.resize(ranks_.size());
   for (const Program* program : programs_to_try(plan_)) {
-    far_stores_.push_back(make_stores_here(config_.pipeline, *program, movable_bytes(plan_.memory),
-                                           world_.front()->rank(),
-                                           static_cast<int>(world_.size())));
+    far_stores_.push_back(
+        make_stores_here(config_.pipeline, *program, movable_bytes(plan_.memory), here_));
   }
   if (!config_.model_weights.empty()) load_weights();
   if (resume) load_latest_checkpoint();
 }
 
 TrainResult Trainer::run(const TrainEvents& events) {
-  Shared shared{.replanner = Replanner(config_, plan_, world_.front()->rank(),
-                                       static_cast<int>(world_.size()))};
+  Shared shared{.replanner = Replanner(config_, plan_, here_)};
   shared.records.resize(ranks_.size());
   shared.result.last_step = first_step_;
   run_ranks(world_, [&](Transport& world) {

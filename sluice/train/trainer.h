@@ -138,6 +138,7 @@ class Trainer {
   std::vector<std::unique_ptr<Transport>> replicas_;
   double peak_flops_per_second_ = 0.0;
   CopyRates copy_rates_;
+  RanksHere here_;
   RunPlan plan_;
   c10::Device device_;
   std::unique_ptr<BatchPlan> training_;
