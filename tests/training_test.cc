@@ -137,6 +137,52 @@ TEST_F(Training, ResumedRunGivesTheSameBitsAsOneThatWasNeverStopped) {
   EXPECT_EQ(losses, unbroken.losses);
 }
 
+std::string bytes_of(const fs::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+TEST_F(Training, BackgroundCheckpointsAreThoseOfTheirStep) {
+  for (const char* vocab : {"last", "parallel-2"}) {
+    SCOPED_TRACE(vocab);
+    const auto settings = [&](bool background) {
+      return std::vector<std::string>{"train.checkpoint_every=3", "train.steps=13",
+                                      "run.keep_checkpoints=0",
+                                      fmt::format("pipeline.vocab={}", vocab),
+                                      fmt::format("run.background_checkpoints={}", background)};
+    };
+    const RunOutcome foreground = run(config("foreground", settings(false)), false);
+    const RunOutcome background = run(config("background", settings(true)), false);
+    expect_same_weights(background.weights, foreground.weights);
+    for (const int step : {3, 6, 9, 12, 13}) {
+      const std::string folder = fmt::format("checkpoints/step-{}", step);
+      for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+        const std::string wanted = bytes_of(root_ / "foreground" / folder / file);
+        EXPECT_FALSE(wanted.empty());
+        EXPECT_TRUE(bytes_of(root_ / "background" / folder / file) == wanted)
+            << file << " of step " << step;
+      }
+    }
+    fs::remove_all(root_ / "foreground");
+    fs::remove_all(root_ / "background");
+  }
+}
+
+TEST_F(Training, FailedBackgroundCheckpointEndsTheRunByName) {
+  const RunConfig settings = config(
+      "a", {"train.checkpoint_every=2", "train.steps=100000", "run.background_checkpoints=true"});
+  fs::create_directories(root_ / "a");
+  std::ofstream(root_ / "a" / "checkpoints") << "a file where the folder should be";
+  try {
+    run(settings, false);
+    FAIL() << "nobody missed the checkpoint";
+  } catch (const Failure& error) {
+    EXPECT_NE(std::string(error.what()).find("the checkpoint of step 2 was not saved"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
 TEST_F(Training, SavedWithFourRanksResumesWithAnyOtherLayout) {
   for (const char* tied : {"true", "false"}) {
     const std::string tie = fmt::format("model.tie_word_embeddings={}", tied);

@@ -36,7 +36,7 @@ namespace {
 
 constexpr std::size_t kReasonBytes = 1024;
 constexpr std::size_t kPartBytes = std::size_t{1} << 30;  // counts of MPI are ints
-constexpr auto kTick = milliseconds(1);
+constexpr auto kTick = milliseconds(4);
 constexpr auto kIdleTick = milliseconds(10);
 constexpr auto kPeerCheck = milliseconds(100);
 constexpr auto kLastWordAfter = milliseconds(500);

@@ -1,5 +1,5 @@
-// block_cache.h - large blocks of host memory, kept for reuse without ever holding more than was
-// once in use. Read next: allocator.h.
+// block_cache.h - large blocks of host memory, kept for reuse without ever holding much more than
+// was once in use. Read next: allocator.h.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,12 @@ namespace sluice {
 /// Hands out large blocks straight from the system and keeps freed ones for the next request of the
 /// same size. A training step asks for few sizes again and again, so nearly every block is reused
 /// and its pages are there already.
-/// Invariant: blocks in use plus blocks kept never exceed the most bytes that were in use at once.
-/// When a new block would break it, kept blocks go back to the system, those kept longest first. So
-/// the resident memory of a process is what its ledgers' peak says, where a general allocator
-/// leaves gaps (measured: 60 to 140 MiB of 1200), and where giving every block back at once costs a
-/// tenth of the time in page faults.
-/// Threads: any; one lock, held for a few list operations, or a system call.
+/// Invariant: blocks in use plus blocks kept never exceed the most bytes that were in use at once
+/// by more than a 64th and 4 MiB. When a new block would break it, kept blocks go back to the
+/// system, those kept longest first. So the resident memory of a process is what its ledgers' peak
+/// says and that little, where a general allocator leaves gaps (measured: 60 to 140 MiB of 1200),
+/// and where giving every block back at once costs a tenth of the time in page faults. Threads:
+/// any; one lock, held for a few list operations, or a system call.
 class BlockCache {
  public:
   BlockCache() = default;

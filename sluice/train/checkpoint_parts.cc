@@ -64,33 +64,52 @@ void join_parts(CheckpointWriter& writer, const std::string& stem, const std::ve
 
 }  // namespace
 
-fs::path write_checkpoint_together(const fs::path& folder, CheckpointContents contents,
-                                   std::int64_t keep, Transport& world) {
-  const CheckpointState& state = contents.state;
+CheckpointParts::CheckpointParts(fs::path folder, CheckpointContents contents, std::int64_t keep,
+                                 Transport& world)
+    : folder_(std::move(folder)),
+      contents_(std::move(contents)),
+      keep_(keep),
+      rank_(world.rank()),
+      num_ranks_(world.size()) {
   try {
-    std::optional<CheckpointWriter> writer;
-    if (world.rank() == 0) writer.emplace(folder, state.step);
-    world.barrier();  // the folder is there
-    const fs::path temporary = folder / fmt::format("step-{}.tmp", state.step);
-    json mine;
-    mine["model"] =
-        write_part(temporary, "model", world.rank(), world.size(), std::move(contents.weights));
-    mine["optimizer"] = write_part(temporary, "optimizer", world.rank(), world.size(),
-                                   std::move(contents.optimizer));
-    const auto texts = gather_texts(world, mine.dump());
-    fs::path path = folder / fmt::format("step-{}", state.step);
-    if (world.rank() == 0) {
+    if (rank_ == 0) writer_.emplace(folder_, contents_.state.step);
+  } catch (const Failure& failure) {
+    throw not_saved(contents_.state.step, failure);
+  }
+  world.barrier();  // the folder is there
+}
+
+void CheckpointParts::write() {
+  const fs::path temporary = folder_ / fmt::format("step-{}.tmp", contents_.state.step);
+  try {
+    const json mine = {{"model", write_part(temporary, "model", rank_, num_ranks_,
+                                            std::exchange(contents_.weights, {}))},
+                       {"optimizer", write_part(temporary, "optimizer", rank_, num_ranks_,
+                                                std::exchange(contents_.optimizer, {}))}};
+    written_ = mine.dump();
+  } catch (const Failure& failure) {
+    throw not_saved(contents_.state.step, failure);
+  }
+}
+
+fs::path CheckpointParts::finish(Transport& world) {
+  SLUICE_CHECK(!written_.empty(), "rank {} has not written its part", rank_);
+  const CheckpointState& state = contents_.state;
+  const auto texts = gather_texts(world, written_);
+  fs::path path = folder_ / fmt::format("step-{}", state.step);
+  try {
+    if (rank_ == 0) {
       std::vector<json> ranks;
       for (const std::string& text : texts) ranks.push_back(json::parse(text));
-      join_parts(*writer, "model", ranks, weight_shapes(state.model));
-      join_parts(*writer, "optimizer", ranks, optimizer_shapes(state.model));
-      path = finish_checkpoint(*writer, state, contents.config_toml, keep);
+      join_parts(*writer_, "model", ranks, weight_shapes(state.model));
+      join_parts(*writer_, "optimizer", ranks, optimizer_shapes(state.model));
+      path = finish_checkpoint(*writer_, state, contents_.config_toml, keep_);
     }
-    world.barrier();  // nobody goes on before it is whole
-    return path;
   } catch (const Failure& failure) {
     throw not_saved(state.step, failure);
   }
+  world.barrier();  // nobody goes on before it is whole
+  return path;
 }
 
 }  // namespace sluice

@@ -81,12 +81,13 @@ struct TrainConfig {
 struct RunSection {
   std::string dir = "runs/default";
   std::int64_t seed = 1;
-  std::string transport = "auto";     // auto, threads, mpi, nccl
-  std::string device = "cpu";         // cpu, cuda
-  std::int64_t trace_step = 0;        // step written to trace.json, counted from 1; 0: none
-  std::int64_t keep_checkpoints = 3;  // newest kept; 0: all
-  double timeout_seconds = 300.0;     // longest wait for a peer
-  bool check_offload = false;         // compare checksums of activations that come back
+  std::string transport = "auto";       // auto, threads, mpi, nccl
+  std::string device = "cpu";           // cpu, cuda
+  std::int64_t trace_step = 0;          // step written to trace.json, counted from 1; 0: none
+  std::int64_t keep_checkpoints = 3;    // newest kept; 0: all
+  bool background_checkpoints = false;  // train on while one is written; not the last one
+  double timeout_seconds = 300.0;       // longest wait for a peer
+  bool check_offload = false;           // compare checksums of activations that come back
   bool tensorboard = false;
 
   std::chrono::milliseconds timeout() const {

@@ -166,6 +166,8 @@ void visit_keys(Config& config, Visitor& visitor) {
   visitor.key("trace_step", run.trace_step, IntegerRule{}, "step written to trace.json; 0: none");
   visitor.key("keep_checkpoints", run.keep_checkpoints, IntegerRule{},
               "newest checkpoints kept; 0: all");
+  visitor.key("background_checkpoints", run.background_checkpoints,
+              "train on while a checkpoint is written, from a copy of what it holds");
   visitor.key("timeout_seconds", run.timeout_seconds, RealRule{0.0, 1e9, true, false},
               "longest wait for a peer");
   visitor.key("check_offload", run.check_offload,

@@ -18,7 +18,6 @@
 #include "sluice/train/calibrate.h"
 #include "sluice/train/channels.h"
 #include "sluice/train/checkpoint.h"
-#include "sluice/train/checkpoint_parts.h"
 #include "sluice/train/program_trial.h"
 #include "sluice/train/rank_records.h"
 #include "sluice/train/replan.h"
@@ -82,17 +81,18 @@ struct Trainer::Shared {
   Replanner replanner;
 };
 
-struct Trainer::Saved {
-  std::vector<NamedBytes> weights;
-  std::vector<NamedBytes> optimizer;
-};
-
 Trainer::Trainer(const RunConfig& config, bool resume)
     : Trainer(config, resume, make_transports(config)) {}
 
 Trainer::Trainer(const RunConfig& config, bool resume,
                  std::vector<std::unique_ptr<Transport>> world, int gpu)
-    : config_(config), world_(std::move(world)), device_(parse_device(config.run.device, gpu)) {
+    : config_(config),
+      world_(std::move(world)),
+      device_(parse_device(config.run.device, gpu)),
+      saver_({.folder = std::filesystem::path(config.run.dir) / "checkpoints",
+              .keep = config.run.keep_checkpoints,
+              .background = config.run.background_checkpoints},
+             world_.size()) {
   install_ledger_allocator();
   use_device(device_);
   const RankThreadInit init;
@@ -181,7 +181,6 @@ void Trainer::prepare(bool resume) {
         std::make_unique<RankModel>(config_.model, plan_.layout, plan_.schedule.placement, rank,
                                     device_, static_cast<std::uint64_t>(config_.run.seed), shard));
   }
-  saved_.resize(ranks_.size());
   for (const Program* program : programs_to_try(plan_)) {
     far_stores_.push_back(
         make_stores_here(config_.pipeline, *program, movable_bytes(plan_.memory), here_));
@@ -265,7 +264,8 @@ void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shar
     const std::size_t program = trial.current();
     const bool counts = trial.decided() || program == 0;
     Engine& engine = *engines[program];
-    stopped = train_step(engine, own, stop_asked, report);
+    const RankFlags any = train_step(engine, own, {stop_asked, saver_.writing(own)}, report);
+    stopped = any.stop;
     report.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     model.ledger().record(false);
 
@@ -318,6 +318,7 @@ void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shar
         if (rank == 0 && events.note) events.note(exchange_decision(trial));
       }
     }
+    if (saver_.under_way(own) && !any.writing) finish_save(own, events);
     if (validation_ && (last || (train.eval_every > 0 && step % train.eval_every == 0))) {
       const double loss = validate(evaluator, own);
       if (rank == 0) {
@@ -326,7 +327,7 @@ void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shar
       }
     }
     if (last || (train.checkpoint_every > 0 && step % train.checkpoint_every == 0)) {
-      save(step, own, events);
+      save(step, own, events, last);
     }
   }
   if (own == 0) shared.recorded = recorded;
@@ -336,7 +337,8 @@ void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shar
   }
 }
 
-bool Trainer::train_step(Engine& engine, std::size_t own, bool stop, StepReport& report) {
+Trainer::RankFlags Trainer::train_step(Engine& engine, std::size_t own, const RankFlags& mine,
+                                       StepReport& report) {
   const TrainConfig& train = config_.train;
   const RankLinks link = links(own);
   const StepBatch batch = rank_batch(*training_, sample_of_step(report.step), own);
@@ -347,23 +349,25 @@ bool Trainer::train_step(Engine& engine, std::size_t own, bool stop, StepReport&
                          .beta2 = train.beta2,
                          .epsilon = train.epsilon,
                          .weight_decay = train.weight_decay};
-  bool stopped = false;
+  RankFlags any;
   engine.run(batch, [&](const std::vector<LossSum>& losses) {
-    LossTotal mine;
-    mine.add(losses);
+    LossTotal own_loss;
+    own_loss.add(losses);
     const UpdateResult update =
         ranks_[own]->update(link, adam, report.learning_rate, train.grad_clip, report.step,
-                            {mine.cross_entropy, mine.num_targets, stop ? 1.0 : 0.0});
+                            {own_loss.cross_entropy, own_loss.num_targets, mine.stop ? 1.0 : 0.0,
+                             mine.writing ? 1.0 : 0.0});
     LossTotal total;
     for (const auto& share : update.shared) {
       total.cross_entropy += share[0];
       total.num_targets += share[1];
-      stopped = stopped || share[2] != 0.0;
+      any.stop = any.stop || share[2] != 0.0;
+      any.writing = any.writing || share[3] != 0.0;
     }
     report.loss = total.cross_entropy / std::max(1.0, total.num_targets);
     report.gradient_norm = update.gradient_norm;
   });
-  return stopped;
+  return any;
 }
 
 double Trainer::validate(Engine& evaluator, std::size_t own) const {
@@ -498,50 +502,15 @@ CheckpointContents Trainer::contents_of_save(std::int64_t step) const {
   return contents;
 }
 
-/// What this rank writes of its parameters: whole ones, each on one rank.
-void Trainer::collect(std::size_t own) {
-  const RankLinks link = links(own);
-  Saved& mine = saved_[own];
-  for (const TrainedParameter& trained : ranks_[own]->trained()) {
-    AdamState state = trained.state;
-    if (!replicas_.empty()) {
-      state = gather_state(*trained.parameter, trained.state, link.replicas);
-      if (link.replicas.rank() != 0) continue;
-    }
-    if (trained.parameter->spec.full_rows == 0) {
-      add_to_checkpoint(*trained.parameter, state, mine.weights, mine.optimizer);
-      continue;
-    }
-    const WholeMatrix whole = gather_rows(*trained.parameter, state, link.pipeline);
-    if (link.pipeline.rank() != 0) continue;
-    add_to_checkpoint(whole.parameter, whole.state, mine.weights, mine.optimizer);
-  }
+void Trainer::save(std::int64_t step, std::size_t own, const TrainEvents& events, bool last) {
+  if (saver_.under_way(own)) finish_save(own, events);
+  saver_.begin(own, *ranks_[own], links(own), contents_of_save(step));
+  if (last || !config_.run.background_checkpoints) finish_save(own, events);
 }
 
-void Trainer::save(std::int64_t step, std::size_t own, const TrainEvents& events) {
-  const RankLinks link = links(own);
-  Saved& mine = saved_[own];
-  collect(own);
-  link.world.barrier();  // every rank has updated and told
-  const std::filesystem::path folder = std::filesystem::path(config_.run.dir) / "checkpoints";
-  CheckpointContents contents = contents_of_save(step);
-  if (!all_here()) {
-    contents.weights = std::move(mine.weights);
-    contents.optimizer = std::move(mine.optimizer);
-    const auto path = write_checkpoint_together(folder, std::move(contents),
-                                                config_.run.keep_checkpoints, link.world);
-    if (link.world.rank() == 0 && events.checkpoint) events.checkpoint(step, path);
-  } else if (link.world.rank() == 0) {
-    for (const Saved& rank : saved_) {
-      contents.weights.insert(contents.weights.end(), rank.weights.begin(), rank.weights.end());
-      contents.optimizer.insert(contents.optimizer.end(), rank.optimizer.begin(),
-                                rank.optimizer.end());
-    }
-    const auto path = write_checkpoint(folder, contents, config_.run.keep_checkpoints);
-    if (events.checkpoint) events.checkpoint(step, path);
-  }
-  link.world.barrier();  // nobody changes the tensors before they are written
-  mine = {};
+void Trainer::finish_save(std::size_t own, const TrainEvents& events) {
+  const SavedCheckpoint saved = saver_.finish(own, links(own));
+  if (world_[own]->rank() == 0 && events.checkpoint) events.checkpoint(saved.step, saved.path);
 }
 
 }  // namespace sluice

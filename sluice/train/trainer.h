@@ -18,6 +18,7 @@
 #include "sluice/train/offload_setup.h"
 #include "sluice/train/plan.h"
 #include "sluice/train/rank_model.h"
+#include "sluice/train/saver.h"
 
 namespace sluice {
 
@@ -101,8 +102,11 @@ class Trainer {
  private:
   struct Shared;  // what the rank threads of one run() write
 
-  /// What this process saves of its ranks, by rank here.
-  struct Saved;
+  /// What ranks tell each other in a step; of all of them, whether any said so.
+  struct RankFlags {
+    bool stop = false;     // asked to save and end
+    bool writing = false;  // its part of a checkpoint is still being written
+  };
 
   void connect();
   void open_channels();
@@ -117,7 +121,7 @@ class Trainer {
   }
   RankLinks links(std::size_t own) const;
   void rank_loop(std::size_t own, const TrainEvents& events, Shared& shared);
-  bool train_step(Engine& engine, std::size_t own, bool stop, StepReport& report);
+  RankFlags train_step(Engine& engine, std::size_t own, const RankFlags& mine, StepReport& report);
   double validate(Engine& evaluator, std::size_t own) const;
   StepBatch read_batch(const BatchPlan& plan, std::int64_t first_sample, int num_microbatches,
                        bool needs_tokens, bool needs_targets, std::int64_t& num_targets) const;
@@ -125,8 +129,8 @@ class Trainer {
   std::int64_t sample_of_step(std::int64_t step) const {
     return first_sample_ + (step - 1 - first_step_) * config_.global_batch();
   }
-  void collect(std::size_t own);
-  void save(std::int64_t step, std::size_t own, const TrainEvents& events);
+  void save(std::int64_t step, std::size_t own, const TrainEvents& events, bool last);
+  void finish_save(std::size_t own, const TrainEvents& events);
   CheckpointContents contents_of_save(std::int64_t step) const;
 
   RunConfig config_;
@@ -141,13 +145,13 @@ class Trainer {
   RanksHere here_;
   RunPlan plan_;
   c10::Device device_;
+  Saver saver_;
   std::unique_ptr<BatchPlan> training_;
   std::unique_ptr<BatchPlan> validation_;  // null: no validation data
   std::int64_t num_validation_batches_ = 0;
   std::string data_digest_;
   std::string data_summary_;
   std::vector<std::string> notes_;
-  std::vector<Saved> saved_;
   /// Per program of the first steps, by rank here; null: nothing is copied out.
   std::vector<std::vector<std::unique_ptr<FarStore>>> far_stores_;
   std::int64_t first_step_ = 0;    // steps done before this run

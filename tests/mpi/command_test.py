@@ -78,6 +78,17 @@ class Job(unittest.TestCase):
         done = self.setup.run([*first, ":", "-n", "1", *second])
         self.expect_refusal(done, 2, "train.beta1 = 0.8", "train.beta1 = 0.9", "rank 1")
 
+    def test_checkpoints_in_the_background_hold_the_same(self):
+        for name in ("false", "true"):
+            done = self.setup.train(4, f"background-{name}", "--set", "parallel.data=2", "--set",
+                                    "run.keep_checkpoints=0", "--set",
+                                    f"run.background_checkpoints={name}")
+            self.assertEqual(done.returncode, 0, done.stderr)
+        for step in (2, 4, 6):
+            wanted = self.setup.weights("background-false", step)
+            self.assertTrue(wanted)
+            self.assertEqual(self.setup.weights("background-true", step), wanted)
+
     def test_an_error_of_one_is_told_by_all(self):
         first = self.setup.job(1, "job")
         second = [self.setup.sluice, *self.setup.arguments("job", "--set", "pipeline.ranks=x")]
