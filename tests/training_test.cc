@@ -371,6 +371,20 @@ TEST_F(Training, ShardedVocabularyResumesWithTheSameBitsOnTheSameRanks) {
   EXPECT_EQ(resumed.result.validation_loss, unbroken.result.validation_loss);
 }
 
+TEST_F(Training, SmoothedLabelsAgreeWithAutogradAndNeedAShardedVocabulary) {
+  for (const char* vocab : {"parallel-1", "parallel-2"}) {
+    SCOPED_TRACE(vocab);
+    const Verification verification = verify_run(
+        config("v", {"model.dtype=float64", "train.label_smoothing=0.1", "train.z_loss=1e-3",
+                     fmt::format("pipeline.vocab={}", vocab), "pipeline.ranks=3"}));
+    EXPECT_TRUE(verification.pass) << verification.max_relative_gradient_error;
+    const Verification plain =
+        verify_run(config("v", {"model.dtype=float64", fmt::format("pipeline.vocab={}", vocab)}));
+    EXPECT_NE(verification.loss_pipeline, plain.loss_pipeline);
+  }
+  EXPECT_THROW(config("v", {"train.label_smoothing=0.1"}), InvalidArgument);
+}
+
 TEST_F(Training, ShardedVocabularyRefusesACheckpointOfAnotherAndMoreRanksThanRows) {
   const auto refusal = [&](const std::string& name, const std::vector<std::string>& overrides,
                            bool resume) {

@@ -121,7 +121,11 @@ ReferenceResult reference_step(const ModelConfig& config, const NamedTensors& va
   const at::Tensor index = at::where(valid, targets_BT, 0).unsqueeze(-1);
   const at::Tensor lse = at::logsumexp(wide, {-1});
   const at::Tensor weight = valid.to(wide.scalar_type());
-  const at::Tensor cross_entropy = ((lse - wide.gather(-1, index).squeeze(-1)) * weight).sum();
+  const double smoothing = options.label_smoothing;
+  const at::Tensor expected =
+      (1.0 - smoothing) * wide.gather(-1, index).squeeze(-1) +
+      smoothing * wide.mean(at::IntArrayRef({-1}));  // mean logit of the smoothed target
+  const at::Tensor cross_entropy = ((lse - expected) * weight).sum();
   const at::Tensor z_loss = options.z_loss * (lse.square() * weight).sum();
 
   const std::vector<at::Tensor> gradients =

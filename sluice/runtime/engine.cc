@@ -38,6 +38,30 @@ std::vector<int> layers_of_stages(const Program& program, const std::vector<Stag
   return layers;
 }
 
+/// Whether a pass adds to the gradients of its stage's parameters.
+bool adds_to_stage_gradients(const Pass& pass) {
+  return is_backward(pass.kind) || pass.kind == PassKind::kBackwardWeight;
+}
+
+/// Actions after which the gradients of a stage are complete, but for a rank's last pass.
+std::map<std::size_t, std::size_t> ends_of_stages(const Program& program, int rank) {
+  const auto& actions = program.ranks[static_cast<std::size_t>(rank)].actions;
+  std::map<int, std::size_t> last_of_stage;
+  std::size_t last = 0;
+  for (std::size_t k = 0; k < actions.size(); ++k) {
+    if (actions[k].kind != ActionKind::kPass || actions[k].lane != Lane::kCompute) continue;
+    last = k;
+    const Pass& pass = actions[k].pass;
+    if (adds_to_stage_gradients(pass)) last_of_stage[pass.stage] = k;
+  }
+  std::map<std::size_t, std::size_t> ends;
+  for (const auto& [stage, action] : last_of_stage) {
+    if (action == last) continue;
+    ends[action] = static_cast<std::size_t>(program.placement.chunk_of(stage));
+  }
+  return ends;
+}
+
 }  // namespace
 
 Engine::Engine(const Program& program, std::vector<Stage*> stages, Transport& transport,
@@ -66,6 +90,7 @@ Engine::Engine(const Program& program, std::vector<Stage*> stages, Transport& tr
   const std::size_t num_microbatches = static_cast<std::size_t>(program.num_microbatches);
   units_.resize(own.size() * num_microbatches * static_cast<std::size_t>(program.num_slices));
   contexts_.resize(own.size() * num_microbatches);
+  stage_ends_ = ends_of_stages(program, rank_);
   spans_.reserve(program.ranks[static_cast<std::size_t>(rank_)].actions.size());
   if (!program.exchange.empty()) {
     exchanger_ = std::make_unique<Exchanger>(
@@ -108,7 +133,8 @@ at::Tensor Engine::slice_of(const at::Tensor& tensor_BT, int slice) const {
   return tensor_BT.narrow(1, slice * length, length).contiguous();
 }
 
-std::vector<LossSum> Engine::run(const StepBatch& batch, const Optimizer& optimizer) {
+std::vector<LossSum> Engine::run(const StepBatch& batch, const Optimizer& optimizer,
+                                 const StageDone& stage_done) {
   const RankProgram& mine = program_.ranks[static_cast<std::size_t>(rank_)];
   const LedgerScope scope(&ledger_, MemoryClass::kWorkspace);
   spans_.clear();
@@ -163,6 +189,7 @@ std::vector<LossSum> Engine::run(const StepBatch& batch, const Optimizer& optimi
     spans_.push_back(
         {action.kind, action.lane, action.peer, action.pass, begin, now_ns(), action.collective});
     transport_.note_done(to_string(action, program_.num_slices > 1));
+    if (stage_done && stage_ends_.contains(k)) stage_done(stage_ends_.at(k));
   }
   messages_.finish();
   if (copies_) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -63,7 +64,11 @@ class Engine {
   /// complete. Throws: CommError when a peer is lost (then the state of this step is gone: start
   /// over from a checkpoint), InternalError when an invariant breaks.
   using Optimizer = std::function<void(const std::vector<LossSum>& losses)>;
-  std::vector<LossSum> run(const StepBatch& batch, const Optimizer& optimizer);
+  /// `stage_done`, where given, is told the place among this rank's stages of each stage whose
+  /// gradients are complete while this rank still has passes to run.
+  using StageDone = std::function<void(std::size_t chunk)>;
+  std::vector<LossSum> run(const StepBatch& batch, const Optimizer& optimizer,
+                           const StageDone& stage_done = {});
 
   /// Spans of the last run: one per compute pass, per message (from post to hand-over) and for the
   /// optimizer, in nanoseconds of now_ns(). Cheap, always recorded.
@@ -98,11 +103,12 @@ class Engine {
   MemoryLedger& ledger_;
   Messages messages_;
   const KeepTensor keep_, keep_key_value_, keep_gradient_;
-  std::vector<Unit> units_;                   // chunk, microbatch, slice
-  std::vector<KeyValueContext> contexts_;     // chunk, microbatch
-  std::unique_ptr<Exchanger> exchanger_;      // null: nothing is exchanged
-  std::size_t next_exchange_ = 0;             // of the passes that take part
-  std::unique_ptr<VocabRuntime> vocabulary_;  // null: the vocabulary is not sharded
+  std::vector<Unit> units_;                        // chunk, microbatch, slice
+  std::vector<KeyValueContext> contexts_;          // chunk, microbatch
+  std::unique_ptr<Exchanger> exchanger_;           // null: nothing is exchanged
+  std::size_t next_exchange_ = 0;                  // of the passes that take part
+  std::unique_ptr<VocabRuntime> vocabulary_;       // null: the vocabulary is not sharded
+  std::map<std::size_t, std::size_t> stage_ends_;  // action -> chunk, for StageDone
   std::vector<LossSum> losses_;
   std::vector<Span> spans_;
   at::Device device_;

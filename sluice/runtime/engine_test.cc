@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <mutex>
 
 #include "sluice/comm/local.h"
@@ -88,6 +89,37 @@ TEST(Engine, ExecutesThePassesThatTheScheduleListsInItsOrder) {
       }
       EXPECT_EQ(executed, without_offload(schedule).ranks[rank]) << info.name << ", rank " << rank;
     }
+  }
+}
+
+TEST(Engine, TellsThatAStageIsDoneAfterItsLastGradient) {
+  install_ledger_allocator();
+  for (const char* name : {"interleaved", "zb-v", "v-half", "gis"}) {
+    const Program program = lower(make_schedule(name, {.ranks = 2, .microbatches = 4}));
+    run_ranks(make_local_transports(2), [&](Transport& transport) {
+      MemoryLedger ledger;
+      std::vector<Stage> stages;
+      for (const int stage : program.placement.stages_of(transport.rank())) {
+        stages.emplace_back(small_model(), layers_of(stage, program.num_stages()), at::kCPU, 1);
+      }
+      std::vector<Stage*> pointers;
+      for (Stage& stage : stages) pointers.push_back(&stage);
+      Engine engine(program, pointers, transport, ledger);
+      std::map<std::size_t, std::size_t> told;  // chunk -> passes that had run
+      engine.run(
+          zero_batch(4), [](const std::vector<LossSum>&) {},
+          [&](std::size_t chunk) { told[chunk] = engine.spans().size(); });
+      EXPECT_EQ(told.size(), stages.size() - 1) << name;  // nothing runs after the other one
+      for (const auto& [chunk, num_spans] : told) {
+        const int stage = program.placement.stages_of(transport.rank())[chunk];
+        for (std::size_t k = 0; k < engine.spans().size(); ++k) {
+          const Span& span = engine.spans()[k];
+          if (span.kind != ActionKind::kPass || span.pass.stage != stage) continue;
+          EXPECT_LT(k, num_spans) << name << ", " << to_string(span.pass);
+        }
+        EXPECT_EQ(engine.spans()[num_spans - 1].pass.stage, stage) << name;
+      }
+    });
   }
 }
 

@@ -93,6 +93,12 @@ void check_run_config(const RunConfig& config) {
         train.min_learning_rate, train.learning_rate));
   }
   const std::string& vocab = config.pipeline.vocab;
+  if (config.train.label_smoothing > 0.0 && !vocab.starts_with("parallel")) {
+    throw InvalidArgument(
+        fmt::format("train.label_smoothing = {} with pipeline.vocab = {}: only a sharded output "
+                    "layer smooths labels; set pipeline.vocab = \"parallel-2\"",
+                    config.train.label_smoothing, vocab));
+  }
   if (vocab.starts_with("parallel") && config.model.vocab_size < config.pipeline.ranks) {
     throw InvalidArgument(
         fmt::format("pipeline.vocab = {}: a vocabulary of {} has no row for each of {} ranks; set "

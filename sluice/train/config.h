@@ -70,6 +70,7 @@ struct TrainConfig {
   double epsilon = 1e-8;
   double grad_clip = 1.0;  // largest global gradient norm; 0: no clipping
   double z_loss = 0.0;
+  double label_smoothing = 0.0;  // only with a sharded vocabulary
   std::int64_t eval_every = 100;
   std::int64_t validation_batches = 8;  // global batches of one validation
   std::int64_t checkpoint_every = 500;

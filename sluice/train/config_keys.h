@@ -149,6 +149,8 @@ void visit_keys(Config& config, Visitor& visitor) {
   visitor.key("epsilon", train.epsilon, above_zero, "added to AdamW's denominator");
   visitor.key("grad_clip", train.grad_clip, RealRule{}, "largest global gradient norm; 0: any");
   visitor.key("z_loss", train.z_loss, RealRule{}, "weight of the squared logsumexp");
+  visitor.key("label_smoothing", train.label_smoothing, share,
+              "share of every target spread over the vocabulary; needs a sharded vocabulary");
   visitor.key("eval_every", train.eval_every, IntegerRule{0, kMaxSize},
               "steps between validations; 0: none");
   visitor.key("validation_batches", train.validation_batches, IntegerRule{1, kMaxSize},

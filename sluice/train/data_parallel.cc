@@ -4,6 +4,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "sluice/common/errors.h"
 #include "sluice/model/vocab_rows.h"
@@ -32,35 +33,6 @@ Shard shard_of(const Transport& replicas, int rank) { return {rank, replicas.siz
 /// What was sent by reference is read by now, on every rank.
 void release(Transport& replicas) {
   if (!replicas.copies()) replicas.barrier();
-}
-
-/// Sums the parts that all ranks have of this rank's range, in rank order.
-void sum_own_part(const at::Tensor& gradient, std::size_t number, Transport& replicas) {
-  const int rank = replicas.rank();
-  const at::Tensor own = part_of(gradient, shard_of(replicas, rank));
-  std::vector<Transport::Ticket> sends, receives;
-  for (int peer = 0; peer < replicas.size(); ++peer) {
-    if (peer == rank) {
-      receives.push_back(0);
-      continue;
-    }
-    receives.push_back(
-        post_tensor_receive(replicas, peer, tag_of(kGradient, number, rank), at::empty_like(own)));
-    sends.push_back(post_tensor(replicas, peer, tag_of(kGradient, number, peer),
-                                part_of(gradient, shard_of(replicas, peer))));
-  }
-  at::Tensor sum;
-  for (int peer = 0; peer < replicas.size(); ++peer) {
-    const at::Tensor part =
-        peer == rank ? own : wait_tensor(replicas, receives[static_cast<std::size_t>(peer)]);
-    if (peer == 0) {
-      sum = rank == 0 ? own : part.clone();
-    } else {
-      sum.add_(part);
-    }
-  }
-  if (rank != 0) own.copy_(sum);
-  for (const auto ticket : sends) replicas.wait_send(ticket);
 }
 
 /// On rank 0 a tensor of `sizes` from the part that each rank has of it, `place(whole, rank)` being
@@ -97,17 +69,75 @@ Parameter part_of(const Parameter& parameter, const Shard& shard) {
   return {parameter.spec, part_of(parameter.value, shard), part_of(parameter.gradient, shard)};
 }
 
-void reduce_gradients(const std::vector<Parameter*>& parameters, Transport& replicas) {
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    sum_own_part(parameters[i]->gradient, i, replicas);
+void GradientReduction::post(Parameter* parameter) {
+  const at::Tensor& gradient = parameter->gradient;
+  const int rank = replicas_.rank();
+  const at::Tensor own = part_of(gradient, shard_of(replicas_, rank));
+  const std::size_t number = begun_.size();
+  Pending pending{.parameter = parameter, .sends = {}, .receives = {}};
+  for (int peer = 0; peer < replicas_.size(); ++peer) {
+    if (peer == rank) {
+      pending.receives.push_back(0);
+      continue;
+    }
+    const at::Tensor room = replicas_.copies() ? at::empty_like(own) : at::Tensor();
+    pending.receives.push_back(
+        post_tensor_receive(replicas_, peer, tag_of(kGradient, number, rank), room));
+    pending.sends.push_back(post_tensor(replicas_, peer, tag_of(kGradient, number, peer),
+                                        part_of(gradient, shard_of(replicas_, peer))));
   }
-  release(replicas);
+  begun_.push_back(parameter);
+  pending_.push_back(std::move(pending));
+}
+
+/// Adds the parts that all ranks have of this rank's range, in rank order.
+void GradientReduction::sum_pending() {
+  const int rank = replicas_.rank();
+  for (Pending& pending : pending_) {
+    const at::Tensor own = part_of(pending.parameter->gradient, shard_of(replicas_, rank));
+    at::Tensor sum;
+    for (int peer = 0; peer < replicas_.size(); ++peer) {
+      const at::Tensor part =
+          peer == rank ? own
+                       : wait_tensor(replicas_, pending.receives[static_cast<std::size_t>(peer)]);
+      if (peer == 0) {
+        sum = rank == 0 ? own : part.clone();
+      } else {
+        sum.add_(part);
+      }
+    }
+    if (rank != 0) own.copy_(sum);
+    for (const auto ticket : pending.sends) replicas_.wait_send(ticket);
+  }
+  pending_.clear();
+}
+
+void GradientReduction::begin(std::vector<Parameter*> bucket) {
+  sum_pending();
+  for (Parameter* parameter : bucket) post(parameter);
+}
+
+void GradientReduction::finish(const std::vector<Parameter*>& parameters) {
+  sum_pending();
   for (Parameter* parameter : parameters) {
-    for (int other = 0; other < replicas.size(); ++other) {
-      if (other == replicas.rank()) continue;
-      part_of(parameter->gradient, shard_of(replicas, other)).zero_();
+    if (std::find(begun_.begin(), begun_.end(), parameter) != begun_.end()) continue;
+    post(parameter);
+    sum_pending();
+  }
+  SLUICE_CHECK(begun_.size() == parameters.size(), "{} gradients were summed of {}", begun_.size(),
+               parameters.size());
+  begun_.clear();
+  release(replicas_);
+  for (Parameter* parameter : parameters) {
+    for (int other = 0; other < replicas_.size(); ++other) {
+      if (other == replicas_.rank()) continue;
+      part_of(parameter->gradient, shard_of(replicas_, other)).zero_();
     }
   }
+}
+
+void reduce_gradients(const std::vector<Parameter*>& parameters, Transport& replicas) {
+  GradientReduction(replicas).finish(parameters);
 }
 
 void gather_values(const std::vector<Parameter*>& parameters, Transport& replicas) {

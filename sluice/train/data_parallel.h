@@ -32,8 +32,39 @@ at::Tensor part_of(const at::Tensor& tensor, const Shard& shard);
 Parameter part_of(const Parameter& parameter, const Shard& shard);
 
 /// Sums gradients over the ranks of `replicas`: afterwards each rank's own part holds the sum in
-/// rank order, and the rest of its gradients is zero. All ranks call it together, with the same
-/// parameters in the same order.
+/// rank order, and the rest of its gradients is zero. A gradient can be sent as soon as it is
+/// complete, while backward goes on for others. All ranks make the same calls in the same order.
+/// Threads: one.
+class GradientReduction {
+ public:
+  explicit GradientReduction(Transport& replicas) : replicas_(replicas) {}
+
+  /// Sums those begun before, then sends the gradients of a bucket; they must not change until
+  /// finish(). Where the transport copies, the parts that come take (d-1)/d of the bucket's bytes
+  /// until the next call. REQUIRES: none of them was begun before.
+  void begin(std::vector<Parameter*> bucket);
+
+  /// Sums what was begun and then, one after the other, the rest of `parameters`, all of the
+  /// rank's.
+  void finish(const std::vector<Parameter*>& parameters);
+
+ private:
+  /// The messages of one gradient.
+  struct Pending {
+    Parameter* parameter;
+    std::vector<Transport::Ticket> sends;
+    std::vector<Transport::Ticket> receives;  // by rank; of the own one 0
+  };
+
+  void post(Parameter* parameter);
+  void sum_pending();
+
+  Transport& replicas_;
+  std::vector<Pending> pending_;
+  std::vector<const Parameter*> begun_;  // since the last finish(); the place is the message's name
+};
+
+/// All of it at once: begins nothing early.
 void reduce_gradients(const std::vector<Parameter*>& parameters, Transport& replicas);
 
 /// Gives every rank the values of the parts that the others own. All ranks call it together.

@@ -72,11 +72,12 @@ struct Outcome {
   bool replicas_agree = true;
 };
 
-/// Runs data x ranks rank threads: gradients of the first step, then two steps.
-Outcome run(int data, int ranks, bool tied) {
+/// Runs data x ranks rank threads: gradients of the first step, then two steps. `early`: gradients
+/// of a stage travel as soon as they are complete.
+Outcome run(int data, int ranks, bool tied, const char* schedule = "1f1b", bool early = true) {
   install_ledger_allocator();
   const Program program =
-      lower(make_schedule("1f1b", {.ranks = ranks, .microbatches = kMicrobatches / data}));
+      lower(make_schedule(schedule, {.ranks = ranks, .microbatches = kMicrobatches / data}));
   Outcome outcome;
   std::vector<std::int64_t> bytes(static_cast<std::size_t>(data));
   std::vector<NamedTensors> weights(static_cast<std::size_t>(data));
@@ -105,12 +106,19 @@ Outcome run(int data, int ranks, bool tied) {
     });
     world.barrier();
     model.zero_gradients();
+    std::size_t num_early = 0;
     for (int step = 1; step <= 2; ++step) {
-      engine.run(batch_of(index, data), [&](const std::vector<LossSum>&) {
+      const auto optimizer = [&](const std::vector<LossSum>&) {
         const auto update = model.update({world, *pipeline, *replicas}, {}, 1e-3, 0.5, step, {});
         if (world.rank() == 0) outcome.norms.push_back(update.gradient_norm);
-      });
+      };
+      const auto stage_done = [&](std::size_t chunk) {
+        ++num_early;
+        model.begin_reduction(chunk, *replicas);
+      };
+      engine.run(batch_of(index, data), optimizer, early ? stage_done : Engine::StageDone());
     }
+    EXPECT_EQ(num_early, early ? 2 * (model.stages().size() - 1) : 0) << schedule;
     const std::lock_guard lock(mutex);
     const auto self = static_cast<std::size_t>(index);
     bytes[self] += model.ledger().live()[static_cast<std::size_t>(MemoryClass::kOptimizer)];
@@ -147,6 +155,22 @@ TEST(DataParallel, GivesTheNumbersOfOneProcessForEveryLayout) {
         EXPECT_NEAR(got.norms[step], one.norms[step], 1e-9 * one.norms[step]);
       }
       EXPECT_TRUE(got.replicas_agree);
+    }
+  }
+}
+
+TEST(DataParallel, GradientsThatTravelEarlyChangeNoBit) {
+  for (const char* schedule : {"1f1b", "interleaved", "zb-v"}) {
+    for (const bool tied : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << schedule << (tied ? ", tied" : ""));
+      const Outcome late = run(2, 2, tied, schedule, false);
+      const Outcome early = run(2, 2, tied, schedule, true);
+      EXPECT_EQ(early.norms, late.norms);
+      ASSERT_EQ(early.weights.size(), late.weights.size());
+      for (const auto& [name, weight] : late.weights) {
+        EXPECT_TRUE(at::equal(early.weights.at(name), weight)) << name;
+      }
+      EXPECT_TRUE(early.replicas_agree);
     }
   }
 }

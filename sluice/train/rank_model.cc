@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include "sluice/common/errors.h"
 #include "sluice/runtime/allocator.h"
@@ -161,11 +162,26 @@ UpdateResult RankModel::share_norm(Transport& world, const std::vector<double>& 
   return result;
 }
 
+void RankModel::begin_reduction(std::size_t chunk, Transport& replicas) {
+  if (shard_.count == 1) return;
+  std::vector<Parameter*> bucket;
+  for (Parameter& parameter : stages_.at(chunk)->parameters()) {
+    const bool waits = &parameter == tied_head_ || (tied_ && &parameter == embedding_);
+    if (!waits) bucket.push_back(&parameter);
+  }
+  if (!reduction_) reduction_.emplace(replicas);
+  reduction_->begin(std::move(bucket));
+}
+
 UpdateResult RankModel::update(const RankLinks& links, const AdamOptions& options,
                                double learning_rate, double gradient_clip, std::int64_t step,
                                const std::vector<double>& share) {
   sum_tied_gradients(links.pipeline);
-  if (shard_.count > 1) reduce_gradients(owned(), links.replicas);
+  if (shard_.count > 1) {
+    if (!reduction_) reduction_.emplace(links.replicas);
+    reduction_->finish(owned());
+    reduction_.reset();
+  }
   UpdateResult result = share_norm(links.world, share);
   const double scale = gradient_clip > 0.0 && result.gradient_norm > gradient_clip
                            ? gradient_clip / result.gradient_norm

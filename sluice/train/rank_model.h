@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,11 @@ class RankModel {
   std::vector<TrainedParameter>& trained() { return trained_; }
   const Shard& shard() const { return shard_; }
 
+  /// Sends the gradients of the rank's `chunk`-th stage to the replicas while backward goes on
+  /// elsewhere; update() takes the sums. REQUIRES: they are complete. Tied matrices wait for
+  /// update(). All replicas call it at the same place of their step.
+  void begin_reduction(std::size_t chunk, Transport& replicas);
+
   /// Sums the gradients of tied parameters and those of the replicas, clips by the global norm
   /// (over all ranks, in model order), applies AdamW with `rate` to the rank's shard, gathers the
   /// other shards' values and zeroes the gradients. `share` travels with the norm and comes back
@@ -106,6 +112,7 @@ class RankModel {
   int embedding_rank_ = 0;
   int head_rank_ = 0;
   int num_stages_ = 0;
+  std::optional<GradientReduction> reduction_;  // of the step, once a stage has begun
 };
 
 }  // namespace sluice

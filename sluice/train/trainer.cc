@@ -341,7 +341,8 @@ Trainer::RankFlags Trainer::train_step(Engine& engine, std::size_t own, const Ra
                                        StepReport& report) {
   const TrainConfig& train = config_.train;
   const RankLinks link = links(own);
-  const StepBatch batch = rank_batch(*training_, sample_of_step(report.step), own);
+  StepBatch batch = rank_batch(*training_, sample_of_step(report.step), own);
+  batch.loss.label_smoothing = train.label_smoothing;  // validation is without
   report.learning_rate = learning_rate_at(report.step, train.steps, train.warmup_steps,
                                           train.learning_rate, train.min_learning_rate);
   report.num_tokens = config_.global_batch() * config_.data.sequence_length;
@@ -350,7 +351,7 @@ Trainer::RankFlags Trainer::train_step(Engine& engine, std::size_t own, const Ra
                          .epsilon = train.epsilon,
                          .weight_decay = train.weight_decay};
   RankFlags any;
-  engine.run(batch, [&](const std::vector<LossSum>& losses) {
+  const auto optimizer = [&](const std::vector<LossSum>& losses) {
     LossTotal own_loss;
     own_loss.add(losses);
     const UpdateResult update =
@@ -366,7 +367,12 @@ Trainer::RankFlags Trainer::train_step(Engine& engine, std::size_t own, const Ra
     }
     report.loss = total.cross_entropy / std::max(1.0, total.num_targets);
     report.gradient_norm = update.gradient_norm;
-  });
+  };
+  Engine::StageDone stage_done;
+  if (!replicas_.empty()) {
+    stage_done = [&](std::size_t chunk) { ranks_[own]->begin_reduction(chunk, link.replicas); };
+  }
+  engine.run(batch, optimizer, stage_done);
   return any;
 }
 
@@ -386,8 +392,10 @@ double Trainer::validate(Engine& evaluator, std::size_t own) const {
 
 StepBatch Trainer::first_batch() const {
   std::int64_t num_targets = 0;
-  return read_batch(*training_, first_sample_, config_.microbatches_per_pipeline(),
-                    /*needs_tokens=*/true, /*needs_targets=*/true, num_targets);
+  StepBatch batch = read_batch(*training_, first_sample_, config_.microbatches_per_pipeline(),
+                               /*needs_tokens=*/true, /*needs_targets=*/true, num_targets);
+  batch.loss.label_smoothing = config_.train.label_smoothing;
+  return batch;
 }
 
 /// The rank's part of the global batch: the microbatches of its pipeline.
