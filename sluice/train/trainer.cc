@@ -1,6 +1,5 @@
 #include "sluice/train/trainer.h"
 
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -173,7 +172,7 @@ void Trainer::prepare(bool resume) {
           ? kAssumedEfficiency * peak_flops_per_second_ / static_cast<double>(config_.num_ranks())
           : 1e14;
   plan_ = make_plan(config_, rank_rate, copy_rates_);
-  open_data();
+  data_.emplace(config_, device_);
   for (const auto& world : world_) {
     const int rank = world->rank() % config_.pipeline.ranks;
     const Shard shard{world->rank() / config_.pipeline.ranks, config_.parallel.data};
@@ -319,7 +318,8 @@ void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shar
       }
     }
     if (saver_.under_way(own) && !any.writing) finish_save(own, events);
-    if (validation_ && (last || (train.eval_every > 0 && step % train.eval_every == 0))) {
+    if (data_->num_validation_batches() > 0 &&
+        (last || (train.eval_every > 0 && step % train.eval_every == 0))) {
       const double loss = validate(evaluator, own);
       if (rank == 0) {
         shared.result.validation_loss = loss;
@@ -341,8 +341,7 @@ Trainer::RankFlags Trainer::train_step(Engine& engine, std::size_t own, const Ra
                                        StepReport& report) {
   const TrainConfig& train = config_.train;
   const RankLinks link = links(own);
-  StepBatch batch = rank_batch(*training_, sample_of_step(report.step), own);
-  batch.loss.label_smoothing = train.label_smoothing;  // validation is without
+  const StepBatch batch = rank_batch(StepData::Part::kTraining, sample_of_step(report.step), own);
   report.learning_rate = learning_rate_at(report.step, train.steps, train.warmup_steps,
                                           train.learning_rate, train.min_learning_rate);
   report.num_tokens = config_.global_batch() * config_.data.sequence_length;
@@ -378,8 +377,9 @@ Trainer::RankFlags Trainer::train_step(Engine& engine, std::size_t own, const Ra
 
 double Trainer::validate(Engine& evaluator, std::size_t own) const {
   LossTotal mine;
-  for (std::int64_t i = 0; i < num_validation_batches_; ++i) {
-    mine.add(evaluator.run(rank_batch(*validation_, i * config_.global_batch(), own), {}));
+  for (std::int64_t i = 0; i < data_->num_validation_batches(); ++i) {
+    mine.add(evaluator.run(rank_batch(StepData::Part::kValidation, i * config_.global_batch(), own),
+                           {}));
   }
   LossTotal total;
   for (const auto& share :
@@ -391,79 +391,39 @@ double Trainer::validate(Engine& evaluator, std::size_t own) const {
 }
 
 StepBatch Trainer::first_batch() const {
-  std::int64_t num_targets = 0;
-  StepBatch batch = read_batch(*training_, first_sample_, config_.microbatches_per_pipeline(),
-                               /*needs_tokens=*/true, /*needs_targets=*/true, num_targets);
-  batch.loss.label_smoothing = config_.train.label_smoothing;
-  return batch;
+  return data_
+      ->read({.part = StepData::Part::kTraining,
+              .first_sample = first_sample_,
+              .num_microbatches = config_.microbatches_per_pipeline()})
+      .batch;
 }
 
 /// The rank's part of the global batch: the microbatches of its pipeline.
-StepBatch Trainer::rank_batch(const BatchPlan& plan, std::int64_t first_sample,
+StepBatch Trainer::rank_batch(StepData::Part part, std::int64_t first_sample,
                               std::size_t own) const {
   const Placement& placement = plan_.schedule.placement;
   const RankLinks link = links(own);
   const int rank = link.pipeline.rank(), count = config_.microbatches_per_pipeline();
   const int data_index = link.world.rank() / config_.pipeline.ranks;
   const bool everywhere = plan_.schedule.vocab != VocabForm::kLast;
-  const bool needs_tokens = everywhere || placement.rank_of(0) == rank;
   const bool needs_targets = everywhere || placement.rank_of(placement.num_stages() - 1) == rank;
-  std::int64_t num_targets = 0;
-  StepBatch batch = read_batch(
-      plan, first_sample + std::int64_t{data_index} * count * config_.pipeline.microbatch_size,
-      count, needs_tokens, needs_targets, num_targets);
+  StepData::Batch mine =
+      data_->read({.part = part,
+                   .first_sample = first_sample + std::int64_t{data_index} * count *
+                                                      config_.pipeline.microbatch_size,
+                   .num_microbatches = count,
+                   .tokens = everywhere || placement.rank_of(0) == rank,
+                   .targets = needs_targets});
   if (needs_targets && !replicas_.empty()) {
     // The loss is a mean over the global batch.
     double all = 0.0;
     for (const auto& one :
-         link.replicas.all_gather(std::vector{static_cast<double>(num_targets)})) {
+         link.replicas.all_gather(std::vector{static_cast<double>(mine.num_targets)})) {
       all += one[0];
     }
-    batch.loss.scale = 1.0 / std::max(1.0, all);
+    mine.batch.loss.scale = 1.0 / std::max(1.0, all);
   }
-  return batch;
-}
-
-StepBatch Trainer::read_batch(const BatchPlan& plan, std::int64_t first_sample,
-                              int num_microbatches, bool needs_tokens, bool needs_targets,
-                              std::int64_t& num_targets) const {
-  StepBatch batch;
-  batch.loss.ignore_index = kIgnoreTarget;
-  batch.loss.z_loss = config_.train.z_loss;
-  const std::int64_t size = config_.pipeline.microbatch_size;
-  const std::int64_t length = config_.data.sequence_length;
-  batch.num_sequences = size;
-  batch.num_tokens = length;
-  if (!needs_tokens && !needs_targets) return batch;  // only the ends of the pipeline read
-
-  const auto count = static_cast<std::size_t>(size * length);
-  num_targets = 0;
-  for (int microbatch = 0; microbatch < num_microbatches; ++microbatch) {
-    at::Tensor tokens = at::empty({size, length}, at::kLong);
-    at::Tensor targets = at::empty({size, length}, at::kLong);
-    num_targets +=
-        plan.read(first_sample + microbatch * size, {tokens.data_ptr<std::int64_t>(), count},
-                  {targets.data_ptr<std::int64_t>(), count});
-    if (needs_tokens) batch.tokens_BT.push_back(tokens.to(device_));
-    if (needs_targets) batch.targets_BT.push_back(targets.to(device_));
-  }
-  batch.loss.scale = 1.0 / static_cast<double>(std::max<std::int64_t>(1, num_targets));
-  return batch;
-}
-
-void Trainer::open_data() {
-  const TokenSplit split = open_tokens(config_.data, config_.model.vocab_size);
-  data_summary_ = split.summary;
-  data_digest_ = split.train.digest();
-  const std::int64_t length = config_.data.sequence_length;
-  const auto seed = static_cast<std::uint64_t>(config_.run.seed);
-  training_ = std::make_unique<BatchPlan>(split.train, length, seed, BatchPlan::Order::kShuffled);
-  if (split.validation.num_tokens() <= length || config_.train.validation_batches == 0) return;
-  validation_ =
-      std::make_unique<BatchPlan>(split.validation, length, seed, BatchPlan::Order::kInOrder);
-  const std::int64_t batch = config_.global_batch();
-  num_validation_batches_ = std::min(config_.train.validation_batches,
-                                     (validation_->num_sequences() + batch - 1) / batch);
+  return std::move(mine.batch);
 }
 
 void Trainer::load_weights() {
@@ -484,7 +444,7 @@ void Trainer::load_latest_checkpoint() {
     return;
   }
   const Checkpoint checkpoint = open_checkpoint(*latest.path);
-  for (const std::string& note : check_resume(checkpoint.state, config_, data_digest_)) {
+  for (const std::string& note : check_resume(checkpoint.state, config_, data_->digest())) {
     notes_.push_back(note);
   }
   const std::int64_t step = checkpoint.state.step;
@@ -505,7 +465,7 @@ CheckpointContents Trainer::contents_of_save(std::int64_t step) const {
   CheckpointContents contents;
   const std::int64_t next_sample = sample_of_step(step + 1);
   contents.state = make_state(config_, step, next_sample,
-                              next_sample * config_.data.sequence_length, data_digest_);
+                              next_sample * config_.data.sequence_length, data_->digest());
   contents.config_toml = to_toml(config_);
   return contents;
 }

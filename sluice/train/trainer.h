@@ -12,13 +12,13 @@
 
 #include "sluice/comm/transport.h"
 #include "sluice/runtime/engine.h"
-#include "sluice/train/batches.h"
 #include "sluice/train/checkpoint.h"
 #include "sluice/train/config.h"
 #include "sluice/train/offload_setup.h"
 #include "sluice/train/plan.h"
 #include "sluice/train/rank_model.h"
 #include "sluice/train/saver.h"
+#include "sluice/train/step_data.h"
 
 namespace sluice {
 
@@ -82,7 +82,7 @@ class Trainer {
   std::int64_t first_step() const { return first_step_; }
 
   /// One line on the data, and what a resumed run does differently from the one it continues.
-  const std::string& data_summary() const { return data_summary_; }
+  const std::string& data_summary() const { return data_->summary(); }
   const std::vector<std::string>& notes() const { return notes_; }
 
   /// Whether rank 0 is here: the one that reports.
@@ -111,7 +111,6 @@ class Trainer {
   void connect();
   void open_channels();
   void prepare(bool resume);
-  void open_data();
   void load_weights();
   void load_latest_checkpoint();
   bool all_here() const { return world_.size() == static_cast<std::size_t>(config_.num_ranks()); }
@@ -123,9 +122,7 @@ class Trainer {
   void rank_loop(std::size_t own, const TrainEvents& events, Shared& shared);
   RankFlags train_step(Engine& engine, std::size_t own, const RankFlags& mine, StepReport& report);
   double validate(Engine& evaluator, std::size_t own) const;
-  StepBatch read_batch(const BatchPlan& plan, std::int64_t first_sample, int num_microbatches,
-                       bool needs_tokens, bool needs_targets, std::int64_t& num_targets) const;
-  StepBatch rank_batch(const BatchPlan& plan, std::int64_t first_sample, std::size_t own) const;
+  StepBatch rank_batch(StepData::Part part, std::int64_t first_sample, std::size_t own) const;
   std::int64_t sample_of_step(std::int64_t step) const {
     return first_sample_ + (step - 1 - first_step_) * config_.global_batch();
   }
@@ -146,11 +143,7 @@ class Trainer {
   RunPlan plan_;
   c10::Device device_;
   Saver saver_;
-  std::unique_ptr<BatchPlan> training_;
-  std::unique_ptr<BatchPlan> validation_;  // null: no validation data
-  std::int64_t num_validation_batches_ = 0;
-  std::string data_digest_;
-  std::string data_summary_;
+  std::optional<StepData> data_;  // once opened
   std::vector<std::string> notes_;
   /// Per program of the first steps, by rank here; null: nothing is copied out.
   std::vector<std::vector<std::unique_ptr<FarStore>>> far_stores_;
