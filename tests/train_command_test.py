@@ -50,6 +50,20 @@ class Train(unittest.TestCase):
         lines = (self.run_dir / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
+    def test_every_rank_logs_its_steps_when_asked(self):
+        done = self.train("--set", "run.rank_logs=true", "--set", "pipeline.ranks=3")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for rank in range(3):
+            text = (self.run_dir / "ranks" / f"rank-{rank}.jsonl").read_text()
+            lines = [json.loads(line) for line in text.splitlines()]
+            self.assertEqual([line["step"] for line in lines], list(range(1, 7)))
+            for line in lines:
+                self.assertEqual(line["rank"], rank)
+                self.assertGreater(line["compute_seconds"], 0)
+                self.assertGreater(line["step_seconds"], line["compute_seconds"])
+                self.assertGreater(line["peak_bytes"], 0)
+        self.assertFalse((self.run_dir / "ranks" / "rank-3.jsonl").exists())
+
     def test_writes_every_file_that_it_promises(self):
         done = self.train("--set", "run.trace_step=4", "--set", "run.tensorboard=true")
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -114,6 +114,12 @@ RunConfig Processes::load_together(const std::function<RunConfig()>& load) {
 void Processes::check_transport(const RunConfig& config) const {
   const std::string& transport = config.run.transport;
   const int size = config.num_ranks();
+  if (job_ && job_->session && config.run.device == "cuda" && !MpiSession::moves_device_memory()) {
+    throw InvalidArgument(fmt::format(
+        "run.device = \"cuda\": the MPI of {} cannot move device memory (it was built without "
+        "CUDA); start with torchrun --no-python --nproc-per-node N, or use an MPI that can",
+        job_->launcher));
+  }
   if (transport == "auto" || (!job_ && transport == "threads")) return;
   const bool torchrun = transport == "nccl";
   if (!job_ && torchrun && size == 1) return;  // one rank has nobody to talk to

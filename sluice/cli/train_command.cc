@@ -156,6 +156,27 @@ class RunLog {
   Progress progress_;
 };
 
+/// ranks/rank-N.jsonl of the ranks of this process.
+class RankLogs {
+ public:
+  RankLogs(Trainer& trainer, const std::filesystem::path& folder) : first_(trainer.first_rank()) {
+    std::filesystem::create_directories(folder);
+    for (std::size_t i = 0; i < trainer.ranks().size(); ++i) {
+      const std::string name = fmt::format("rank-{}.jsonl", first_ + static_cast<int>(i));
+      writers_.push_back(std::make_unique<MetricsWriter>(folder / name, trainer.first_step()));
+    }
+  }
+
+  /// On the thread of the rank.
+  void write(const RankMetrics& metrics) {
+    writers_[static_cast<std::size_t>(metrics.rank - first_)]->write(metrics);
+  }
+
+ private:
+  const int first_;
+  std::vector<std::unique_ptr<MetricsWriter>> writers_;
+};
+
 /// memory.json: {"ranks": [{class: {"predicted": bytes, "measured": bytes}}]}.
 /// Ranks that copy activations out have also "offloaded_host" or "offloaded_disk".
 std::string memory_json(const Trainer& trainer, const TrainResult& result) {
@@ -236,11 +257,16 @@ void train(Trainer& trainer) {
   install_interrupts();
   TrainEvents events;
   events.stop = [] { return interrupted.load(); };
+  const std::filesystem::path folder = trainer.config().run.dir;
+  std::optional<RankLogs> rank_logs;
+  if (trainer.config().run.rank_logs) {
+    rank_logs.emplace(trainer, folder / "ranks");
+    events.rank_step = [&](const RankMetrics& metrics) { rank_logs->write(metrics); };
+  }
   if (!trainer.leads()) {
     trainer.run(events);
     return;
   }
-  const std::filesystem::path folder = trainer.config().run.dir;
   std::filesystem::create_directories(folder);
   write_output(folder / "config.toml", to_toml(trainer.config()));
 

@@ -1,5 +1,6 @@
 #include "sluice/comm/mpi.h"
 
+#include <mpi.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +14,10 @@
 #include <optional>
 #include <thread>
 #include <utility>
+
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>  // after mpi.h
+#endif
 
 #include "sluice/comm/backoff.h"
 #include "sluice/comm/mpi_calls.h"
@@ -516,6 +521,14 @@ std::unique_ptr<Transport> MpiTransport::split(int color) {
 }  // namespace
 
 bool MpiSession::available() { return true; }
+
+bool MpiSession::moves_device_memory() {
+#ifdef MPIX_CUDA_AWARE_SUPPORT
+  return MPIX_Query_cuda_support() == 1;
+#else
+  return false;
+#endif
+}
 
 MpiSession::MpiSession() : state_(std::make_shared<State>()) {
   int provided = 0;

@@ -30,6 +30,10 @@ class MpiSession {
   /// Whether this build has MPI.
   static bool available();
 
+  /// Whether the MPI library takes device memory of CUDA in messages, as it says itself when asked
+  /// (MPIX_Query_cuda_support of Open MPI); false for one that cannot be asked.
+  static bool moves_device_memory();
+
   /// Returns when all processes of the job are there. Throws: InvalidArgument when this build has
   /// no MPI, Failure when the MPI found cannot serve threads.
   MpiSession();

@@ -7,6 +7,7 @@ namespace sluice {
 struct MpiSession::State {};
 
 bool MpiSession::available() { return false; }
+bool MpiSession::moves_device_memory() { return false; }
 
 MpiSession::MpiSession() {
   throw InvalidArgument(

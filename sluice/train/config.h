@@ -90,6 +90,7 @@ struct RunSection {
   double timeout_seconds = 300.0;       // longest wait for a peer
   bool check_offload = false;           // compare checksums of activations that come back
   bool tensorboard = false;
+  bool rank_logs = false;  // a file of every rank
 
   std::chrono::milliseconds timeout() const {
     return std::chrono::duration_cast<std::chrono::milliseconds>(

@@ -175,6 +175,8 @@ void visit_keys(Config& config, Visitor& visitor) {
   visitor.key("check_offload", run.check_offload,
               "compare checksums of activations that come back from host or disk");
   visitor.key("tensorboard", run.tensorboard, "also write TensorBoard event files");
+  visitor.key("rank_logs", run.rank_logs,
+              "also write ranks/rank-N.jsonl: time, compute time and memory of every rank's steps");
 }
 
 /// A word of an enumeration.

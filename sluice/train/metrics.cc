@@ -59,6 +59,16 @@ std::string metrics_line(const ValidationMetrics& metrics) {
   return object.dump();
 }
 
+std::string metrics_line(const RankMetrics& metrics) {
+  ordered_json object;
+  object["step"] = metrics.step;
+  object["rank"] = metrics.rank;
+  object["step_seconds"] = metrics.step_seconds;
+  object["compute_seconds"] = metrics.compute_seconds;
+  object["peak_bytes"] = metrics.peak_bytes;
+  return object.dump();
+}
+
 MetricsWriter::MetricsWriter(std::filesystem::path path, std::int64_t resumed_step)
     : path_(std::move(path)) {
   std::error_code error;
@@ -85,6 +95,8 @@ MetricsWriter::~MetricsWriter() {
 
 void MetricsWriter::write(const StepMetrics& metrics) { write_line(metrics_line(metrics)); }
 void MetricsWriter::write(const ValidationMetrics& metrics) { write_line(metrics_line(metrics)); }
+
+void MetricsWriter::write(const RankMetrics& metrics) { write_line(metrics_line(metrics)); }
 
 void MetricsWriter::write_line(std::string line) {
   line += '\n';

@@ -27,12 +27,24 @@ struct ValidationMetrics {
   std::int64_t tokens = 0;
 };
 
+/// What one rank did in one step.
+struct RankMetrics {
+  std::int64_t step = 0;
+  int rank = 0;                  // of the run
+  double step_seconds = 0.0;     // by its own clock
+  double compute_seconds = 0.0;  // in its passes; the rest is waiting, messages and the optimizer
+  std::int64_t peak_bytes = 0;   // of its tensors, in this step
+};
+
 /// A line of metrics.jsonl, without its end. Numbers that JSON cannot hold become null.
 std::string metrics_line(const StepMetrics& metrics);
 /// Keys: step, validation_loss, validation_tokens.
 std::string metrics_line(const ValidationMetrics& metrics);
+/// A line of ranks/rank-N.jsonl. Keys: those of the struct.
+std::string metrics_line(const RankMetrics& metrics);
 
-/// Appends lines to metrics.jsonl, each in one write, so that a reader never sees half of one.
+/// Appends lines to metrics.jsonl or a rank's file, each in one write, so that a reader never sees
+/// half of one.
 class MetricsWriter {
  public:
   /// Opens the file; what a resumed run will write again (lines beyond `resumed_step`, and a last
@@ -46,6 +58,7 @@ class MetricsWriter {
   /// Throws: Failure with the system's reason.
   void write(const StepMetrics& metrics);
   void write(const ValidationMetrics& metrics);
+  void write(const RankMetrics& metrics);
 
  private:
   void write_line(std::string line);

@@ -63,6 +63,17 @@ CopyRates slowest(const std::vector<std::vector<double>>& rates) {
   return least;
 }
 
+/// Time in compute passes; spans are in nanoseconds.
+double seconds_of_passes(const std::vector<Span>& spans) {
+  std::int64_t total_ns = 0;
+  for (const Span& span : spans) {
+    if (span.kind == ActionKind::kPass && span.lane == Lane::kCompute) {
+      total_ns += span.end - span.begin;
+    }
+  }
+  return 1e-9 * static_cast<double>(total_ns);
+}
+
 std::string exchange_decision(const ProgramTrial& trial) {
   return fmt::format(
       "attention exchange: {:.3f} s a step with it, {:.3f} s without: the run goes on {} it",
@@ -267,6 +278,13 @@ void Trainer::rank_loop(std::size_t own, const TrainEvents& events, Shared& shar
     stopped = any.stop;
     report.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     model.ledger().record(false);
+    if (events.rank_step) {
+      events.rank_step({.step = step,
+                        .rank = rank,
+                        .step_seconds = report.seconds,
+                        .compute_seconds = seconds_of_passes(engine.spans()),
+                        .peak_bytes = model.ledger().peaks().total});
+    }
 
     // What is reported is of the program that stays.
     if (counts && std::exchange(recorded, programs[program]) != programs[program]) {

@@ -14,6 +14,7 @@
 #include "sluice/runtime/engine.h"
 #include "sluice/train/checkpoint.h"
 #include "sluice/train/config.h"
+#include "sluice/train/metrics.h"
 #include "sluice/train/offload_setup.h"
 #include "sluice/train/plan.h"
 #include "sluice/train/rank_model.h"
@@ -38,6 +39,8 @@ struct TrainEvents {
   std::function<void(const StepReport&)> step;
   std::function<void(std::int64_t step, double loss)> validation;
   std::function<void(const std::string& line)> note;  // what the run has decided
+  /// Called after each step for every rank, on its own thread and in its process.
+  std::function<void(const RankMetrics&)> rank_step;
   std::function<void(std::int64_t step, const std::filesystem::path& folder)> checkpoint;
   /// Asked in every process, on the thread of its first rank, in each step; true on any: save and
   /// end.
@@ -87,6 +90,9 @@ class Trainer {
 
   /// Whether rank 0 is here: the one that reports.
   bool leads() const { return world_.front()->rank() == 0; }
+
+  /// The first rank that runs here; ranks() follow from it.
+  int first_rank() const { return world_.front()->rank(); }
 
   /// Trains to train.steps. A checkpoint is written every checkpoint_every steps and at the end.
   /// The result is whole where leads(). Throws: what a rank threw first; the last checkpoint stays

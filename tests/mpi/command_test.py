@@ -6,6 +6,7 @@ Usage: command_test.py PATH_OF_SLUICE PATH_OF_MPIRUN
 
 import os
 import shutil
+import pathlib
 import signal
 import subprocess
 import sys
@@ -88,6 +89,18 @@ class Job(unittest.TestCase):
             wanted = self.setup.weights("background-false", step)
             self.assertTrue(wanted)
             self.assertEqual(self.setup.weights("background-true", step), wanted)
+
+    @unittest.skipIf(pathlib.Path("/dev/nvidiactl").exists(), "a GPU is here")
+    def test_device_memory_where_there_is_none_is_refused_by_all(self):
+        done = self.setup.train(2, "job", "--set", "run.device=cuda")
+        self.expect_refusal(done, 2, "run.device", "cuda")
+
+    def test_processes_log_their_ranks(self):
+        done = self.setup.train(2, "job", "--set", "run.rank_logs=true")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for rank in range(2):
+            log = self.setup.root / "job" / "ranks" / f"rank-{rank}.jsonl"
+            self.assertEqual(len(log.read_text().splitlines()), 6)
 
     def test_an_error_of_one_is_told_by_all(self):
         first = self.setup.job(1, "job")
