@@ -5,8 +5,8 @@ Usage: command_test.py PATH_OF_SLUICE PATH_OF_MPIRUN
 """
 
 import os
-import shutil
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
