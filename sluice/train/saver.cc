@@ -88,8 +88,8 @@ void Saver::begin(std::size_t own, RankModel& rank, const RankLinks& links,
     if (!options_.background) mine.written.wait();
   };
   if (parts_.size() != static_cast<std::size_t>(links.world.size())) {
-    contents.weights = std::move(mine.weights);
-    contents.optimizer = std::move(mine.optimizer);
+    contents.weights = std::exchange(mine.weights, {});
+    contents.optimizer = std::exchange(mine.optimizer, {});
     mine.together.emplace(options_.folder, std::move(contents), options_.keep, links.world);
     start([&together = *mine.together] {
       together.write();
